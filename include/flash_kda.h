@@ -1,0 +1,249 @@
+/* flash_kda.h: Kimi Delta Attention (KDA) for C programs.
+ *
+ * What it computes. Per sequence and value head, a state S [V, K] walks over the tokens:
+ *
+ *     q^ = q / sqrt(sum q^2 + 1e-6)       k^ likewise                   (FKDA_QK_L2NORM)
+ *     g  = lower_bound * sigmoid(exp(A_log) * (g_raw + dt_bias))        (FKDA_GATE_BOUNDED)
+ *        = -exp(A_log) * softplus(g_raw + dt_bias)                      (FKDA_GATE_SOFTPLUS)
+ *        = g_raw                                                        (FKDA_GATE_ACTIVATED)
+ *     b  = sigmoid(beta)                                                (FKDA_BETA_SIGMOID)
+ *     b  = 2 b                                                          (FKDA_ALLOW_NEG_EIGVAL)
+ *     S <- S diag(exp g);   u = b (v - S k^);   S <- S + u k^T;   out = scale * S q^
+ *
+ * (Kimi Linear, arXiv:2510.26692; the delta rule in chunks: arXiv:2406.06484, arXiv:2412.06464.)
+ *
+ * How to call it. Fill one fkda_args with fkda_args_init and fkda_tensor_contiguous, then call
+ * fkda_forward (prefill), fkda_decode (a few tokens per sequence, state updated in place) or
+ * fkda_reference (the same in float64: the definition). Every buffer belongs to the caller. A call
+ * either returns FKDA_OK, or returns an error, writes the reason (argument, value seen, value
+ * wanted) and leaves every output untouched. Nothing prints, exits or aborts.
+ *
+ * Threads. The library keeps no state between calls besides what it learned of the processor; any
+ * number of threads may call it at once on different outputs.
+ *
+ * Letters, everywhere in this project:
+ *     B batch   T tokens   H query/key heads   HV value heads (a multiple of H)
+ *     K key channels   V value channels   C chunk tokens (16)   N sequences
+ */
+#ifndef FLASH_KDA_H
+#define FLASH_KDA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(FKDA_SHARED) && defined(_WIN32)
+#define FKDA_API __declspec(dllimport)
+#elif defined(__GNUC__)
+#define FKDA_API __attribute__((visibility("default")))
+#else
+#define FKDA_API
+#endif
+
+#define FKDA_VERSION_MAJOR 0
+#define FKDA_VERSION_MINOR 1
+#define FKDA_VERSION_PATCH 0
+#define FKDA_VERSION_STRING "0.1.0"
+
+/* Layout of struct fkda_args; fkda_args_init writes it, every call checks it. */
+#define FKDA_ARGS_VERSION 1u
+
+#define FKDA_MAX_NDIM 5
+#define FKDA_CHUNK_TOKENS 16  /* a call may be cut at multiples of this without changing a bit */
+#define FKDA_REASON_BYTES 256 /* a reason buffer of this size is never cut short */
+
+/* ---- Status ---------------------------------------------------------------------------------- */
+
+typedef enum fkda_status {
+    FKDA_OK = 0,
+    FKDA_ERROR_INVALID_ARGUMENT = 1, /* a value, shape, stride, dtype or pointer is wrong */
+    FKDA_ERROR_UNSUPPORTED = 2,      /* meaningful, but not on this device, build or version */
+    FKDA_ERROR_WORKSPACE = 3,        /* workspace given, but smaller than asked for */
+    FKDA_ERROR_OUT_OF_MEMORY = 4,    /* the library needed memory and got none */
+    FKDA_ERROR_DEVICE = 5,           /* the device or its driver refused */
+    FKDA_ERROR_INTERNAL = 6          /* a bug of this library */
+} fkda_status;
+
+/* "FKDA_OK", "FKDA_ERROR_INVALID_ARGUMENT", ...; never NULL. */
+FKDA_API const char *fkda_status_name(fkda_status status);
+
+/* FKDA_VERSION_STRING of the library that is loaded (the macro is that of the header). */
+FKDA_API const char *fkda_version(void);
+
+/* ---- Tensors --------------------------------------------------------------------------------- */
+
+typedef enum fkda_dtype {
+    FKDA_DTYPE_INVALID = 0,
+    FKDA_BF16 = 1,
+    FKDA_F32 = 2,
+    FKDA_F64 = 3, /* fkda_reference only: out and states */
+    FKDA_I32 = 4,
+    FKDA_I64 = 5,
+    FKDA_F16 = 6 /* known by name so that an error can say so; accepted nowhere */
+} fkda_dtype;
+
+FKDA_API const char *fkda_dtype_name(fkda_dtype dtype); /* "bfloat16", "float32", ... */
+FKDA_API size_t fkda_dtype_bytes(fkda_dtype dtype);     /* 0 for an invalid one */
+
+/* A view of the caller's memory. data == NULL with ndim == 0 means "absent". An empty tensor (some
+ * shape 0) may have data == NULL. Strides count elements, not bytes. */
+typedef struct fkda_tensor {
+    void *data;
+    int32_t dtype; /* enum fkda_dtype */
+    int32_t ndim;  /* 0: absent */
+    int64_t shape[FKDA_MAX_NDIM];
+    int64_t stride[FKDA_MAX_NDIM];
+} fkda_tensor;
+
+/* A row-major tensor of ndim dimensions. Never fails: what is wrong with it the call will say. */
+FKDA_API fkda_tensor fkda_tensor_contiguous(void *data, fkda_dtype dtype, int ndim,
+                                            const int64_t *shape);
+
+/* ---- Arguments ------------------------------------------------------------------------------- */
+
+typedef enum fkda_gate {
+    FKDA_GATE_BOUNDED = 0,  /* needs lower_bound in [-5, 0]; 0 means no decay */
+    FKDA_GATE_SOFTPLUS = 1, /* unbounded below */
+    FKDA_GATE_ACTIVATED = 2 /* g is a natural-log decay already; A_log and dt_bias must be absent */
+} fkda_gate;
+
+enum {
+    FKDA_QK_L2NORM = 1u << 0,       /* normalise q and k along K */
+    FKDA_BETA_SIGMOID = 1u << 1,    /* beta holds logits */
+    FKDA_ALLOW_NEG_EIGVAL = 1u << 2 /* b is doubled */
+};
+#define FKDA_FLAGS_DEFAULT (FKDA_QK_L2NORM | FKDA_BETA_SIGMOID)
+
+typedef enum fkda_device { FKDA_CPU = 0, FKDA_CUDA = 1 } fkda_device;
+
+/* CPU kernels, slowest first. AUTO takes FLASH_KDA_CPU_ISA, else the fastest usable one. */
+typedef enum fkda_isa {
+    FKDA_ISA_AUTO = 0,
+    FKDA_ISA_PORTABLE = 1,
+    FKDA_ISA_AVX2 = 2,        /* AVX2 + FMA */
+    FKDA_ISA_AVX512 = 3,      /* AVX-512 F, BW, DQ, VL */
+    FKDA_ISA_AVX512_BF16 = 4, /* the same, and vdpbf16ps for FKDA_PRECISION_BF16 */
+    FKDA_ISA_AMX_BF16 = 5,    /* the same, and tile products for FKDA_PRECISION_BF16 */
+    FKDA_ISA_COUNT = 6
+} fkda_isa;
+
+FKDA_API const char *fkda_isa_name(fkda_isa isa); /* "auto", "portable", "avx2", "avx512", ... */
+
+/* Arithmetic of CPU prefill. DEFAULT takes FLASH_KDA_PRECISION, else fp32. bf16 products need
+ * AVX512_BF16 or AMX_BF16; asking for them elsewhere is FKDA_ERROR_UNSUPPORTED. The state is carried
+ * in fp32 either way. */
+typedef enum fkda_precision {
+    FKDA_PRECISION_DEFAULT = 0,
+    FKDA_PRECISION_FP32 = 1,
+    FKDA_PRECISION_BF16 = 2
+} fkda_precision;
+
+/* What a successful call did; filled when args.report is not NULL. */
+typedef struct fkda_report {
+    char kernel[64];         /* for example "cpu/avx512/prefill_fp32" */
+    int32_t num_threads;     /* CPU threads used */
+    int32_t reserved;
+    int64_t num_tokens;      /* tokens that belong to a sequence, summed over sequences */
+    size_t workspace_bytes;  /* used, the caller's or the library's own */
+} fkda_report;
+
+/* One call. The shape and dtype stand beside each tensor; "?" means it may be absent.
+ * Inputs and out: last stride 1, other strides free and >= 0 (views of a fused projection are fine;
+ * outputs must not overlap themselves, each other or an input). States: each [V, K] image contiguous.
+ * Input floats are bfloat16 or float32, each tensor by itself. */
+typedef struct fkda_args {
+    uint32_t version; /* FKDA_ARGS_VERSION */
+    uint32_t flags;   /* FKDA_QK_L2NORM | ... */
+    int32_t gate;     /* enum fkda_gate */
+    int32_t device;   /* enum fkda_device: where every tensor lives */
+    double scale;     /* of the output; usually 1 / sqrt(K) */
+    double lower_bound;
+
+    fkda_tensor q, k;       /* [B, T, H, K] */
+    fkda_tensor v;          /* [B, T, HV, V] */
+    fkda_tensor g;          /* [B, T, HV, K] */
+    fkda_tensor beta;       /* [B, T, HV] */
+    fkda_tensor A_log;      /* ? [HV] float32; absent: factor 1 */
+    fkda_tensor dt_bias;    /* ? [HV, K] or [HV * K] float32; absent: 0 */
+    fkda_tensor cu_seqlens; /* ? [N + 1] int32 or int64, B == 1, 0 = cu[0] <= ... <= cu[N] <= T;
+                               absent: N = B sequences of T tokens. Rows past cu[N] stay untouched */
+
+    fkda_tensor out;           /* [B, T, HV, V] bfloat16 or float32, written */
+    fkda_tensor initial_state; /* ? [N, HV, V, K] bfloat16 or float32; absent: 0 */
+    fkda_tensor final_state;   /* ? the same, written; may be the very same memory as initial_state.
+                                  With state_indices both are pools [S, HV, V, K].
+                                  fkda_decode: initial_state is not used; final_state is the pool
+                                  that is read and updated in place */
+    fkda_tensor state_indices; /* ? [N] int32 or int64: the pool slot of each sequence; -1 is padding:
+                                  nothing read, no state written, its output rows zero. Slots that
+                                  are written must differ from one another.
+                                  fkda_decode also takes [N, T] with num_accepted_tokens */
+    fkda_tensor num_accepted_tokens; /* ? fkda_decode only, [N] int32 or int64: the state is read
+                                  from slot [n, accepted - 1], and the state after token t is
+                                  written to slot [n, t] */
+    fkda_tensor checkpoint_state;   /* ? fkda_forward only: [M, HV, V, K] bfloat16 or float32,
+                                  written: the state after a prefix of a sequence, the same bits as
+                                  the final state of that prefix run alone */
+    fkda_tensor checkpoint_offsets; /* ? [M] int32 or int64: prefix lengths in tokens, multiples of
+                                  16 within the sequence, ascending per sequence; -1: skip */
+    fkda_tensor checkpoint_indptr;  /* ? [N + 1] int32 or int64: checkpoints indptr[n] up to
+                                  indptr[n + 1] belong to sequence n; absent: M / N each */
+
+    void *workspace; /* ? NULL: the library allocates for the time of the call (CPU) */
+    size_t workspace_bytes;
+    void *stream;         /* CUDA: a cudaStream_t */
+    int32_t device_index; /* CUDA: ordinal */
+    int32_t num_threads;  /* CPU; 0: FLASH_KDA_NUM_THREADS, else all the process may use */
+    int32_t isa;          /* enum fkda_isa */
+    int32_t precision;    /* enum fkda_precision */
+    fkda_report *report;  /* ? written on success */
+} fkda_args;
+
+/* Version, default flags, FKDA_GATE_BOUNDED with lower_bound -5, CPU, everything else absent.
+ * scale is left 0: the caller must set it. */
+FKDA_API void fkda_args_init(fkda_args *args);
+
+/* ---- Calls ----------------------------------------------------------------------------------- */
+
+/* reason may be NULL; otherwise it receives a zero-terminated text of at most reason_bytes. */
+
+/* Prefill: all tokens of every sequence. Writes out and, where given, final_state and
+ * checkpoint_state (also for empty sequences: final = initial, or 0). */
+FKDA_API fkda_status fkda_forward(const fkda_args *args, char *reason, size_t reason_bytes);
+
+/* T in 1..16 tokens per sequence; q [N, T, H, K], or [1, total, H, K] with cu_seqlens. */
+FKDA_API fkda_status fkda_decode(const fkda_args *args, char *reason, size_t reason_bytes);
+
+/* The definition: fkda_forward token by token in float64, single-threaded, CPU tensors; out and
+ * states may also be float64. Meant for tests: slow and obviously right. */
+FKDA_API fkda_status fkda_reference(const fkda_args *args, char *reason, size_t reason_bytes);
+
+/* Bytes of workspace that fkda_forward wants for these shapes (data pointers are not looked at).
+ * A larger, unaligned or dirty workspace is fine. */
+FKDA_API fkda_status fkda_workspace_bytes(const fkda_args *args, size_t *bytes, char *reason,
+                                          size_t reason_bytes);
+
+/* ---- Information ----------------------------------------------------------------------------- */
+
+typedef struct fkda_info {
+    char version[16];
+    uint32_t isa_built;     /* bit i: kernels of enum fkda_isa i are in this library */
+    uint32_t isa_usable;    /* bit i: and this processor and system can run them */
+    int32_t isa_chosen;     /* what AUTO means now */
+    int32_t num_threads;    /* what 0 means now */
+    int32_t num_devices;    /* CUDA devices found; 0 without a driver */
+    int32_t reserved;
+    char cuda_archs[128];   /* architectures built, "" for a CPU-only library */
+    char cuda_status[128];  /* why num_devices is 0, else the name of device 0 */
+} fkda_info;
+
+/* Fails only on a wrong FLASH_KDA_* environment variable. */
+FKDA_API fkda_status fkda_get_info(fkda_info *info, char *reason, size_t reason_bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* FLASH_KDA_H */
