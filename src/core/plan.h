@@ -44,7 +44,7 @@ struct fkda_plan {
     int64_t B, T, H, HV, K, V, N;
     int64_t heads_per_key;      /* HV / H: value head h reads q, k head h / heads_per_key */
     int64_t num_tokens;         /* tokens that belong to a sequence, summed over sequences */
-    int64_t max_sequence_tokens;
+    int64_t max_sequence_tokens; /* fkda_workspace_bytes: T, the most it can be */
 
     struct fkda_view q, k, v, g, out;
     struct fkda_view beta;      /* no channels: stride_h steps from head to head */
@@ -65,6 +65,7 @@ struct fkda_plan {
     bool qk_l2norm, beta_sigmoid, allow_neg_eigval;
     float scale, lower_bound;
 
+    /* validate.c leaves the caller's wish here (0: none); api.c resolves it. */
     fkda_isa isa;               /* resolved: never AUTO */
     fkda_precision precision;   /* resolved: FP32 or BF16 */
     int num_threads;            /* resolved: >= 1 */
@@ -73,8 +74,31 @@ struct fkda_plan {
 /* Where sequence n lies. Its token t is at batch row `batch`, token row `begin + t`. */
 struct fkda_sequence {
     int64_t batch, begin, length;
-    int64_t slot; /* of its states: n itself, or state_indices[n]; -1: padding */
+    int64_t slot; /* of the state it starts from: n itself, or state_indices[n], or with
+                     num_accepted_tokens state_indices[n, accepted - 1]; -1: padding */
 };
+
+/* Slot that the state after token t of sequence n is written to; -1: not written. Without
+ * num_accepted_tokens it is the sequence's one slot, written after its last token. */
+static inline int64_t fkda_plan_write_slot(const struct fkda_plan *plan, int64_t n, int64_t t)
+{
+    if (!plan->state_indices.data)
+        return n;
+    struct fkda_index_view row = plan->state_indices;
+    int64_t offset = n * row.stride;
+    if (plan->num_accepted_tokens.data)
+        offset += t * plan->state_indices_stride_t;
+    row.stride = 1;
+    return fkda_index_at(row, offset);
+}
+
+static inline int64_t fkda_plan_read_slot(const struct fkda_plan *plan, int64_t n)
+{
+    int64_t accepted = 1;
+    if (plan->num_accepted_tokens.data)
+        accepted = fkda_index_at(plan->num_accepted_tokens, n);
+    return accepted < 1 ? -1 : fkda_plan_write_slot(plan, n, accepted - 1);
+}
 
 static inline struct fkda_sequence fkda_plan_sequence(const struct fkda_plan *plan, int64_t n)
 {
@@ -84,8 +108,7 @@ static inline struct fkda_sequence fkda_plan_sequence(const struct fkda_plan *pl
         seq.begin = fkda_index_at(plan->cu_seqlens, n);
         seq.length = fkda_index_at(plan->cu_seqlens, n + 1) - seq.begin;
     }
-    if (plan->state_indices.data)
-        seq.slot = fkda_index_at(plan->state_indices, n);
+    seq.slot = fkda_plan_read_slot(plan, n);
     return seq;
 }
 
