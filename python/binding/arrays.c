@@ -1,0 +1,388 @@
+/* arrays.c: from a Python object to an fkda_tensor.
+ *
+ *     object -> its type (cached) -> the type's DLPack table, no Python call at all
+ *                                 -> else object.__dlpack__(), a capsule that is held for the call
+ *
+ * The table hands out what a tensor's memory looks like and asks nothing. What __dlpack__ would have
+ * refused is therefore refused here: tensors that want a gradient, views that stand for the negative
+ * of what is stored, and types whose memory is not their value (they go through the dispatcher).
+ */
+#include "arrays.h"
+
+#include <string.h>
+
+int fkda_init_array_reader(struct fkda_array_reader *reader)
+{
+    reader->name_requires_grad = PyUnicode_InternFromString("requires_grad");
+    reader->name_is_neg = PyUnicode_InternFromString("is_neg");
+    reader->name_dlpack = PyUnicode_InternFromString("__dlpack__");
+    reader->name_dlpack_device = PyUnicode_InternFromString("__dlpack_device__");
+    return reader->name_requires_grad && reader->name_is_neg && reader->name_dlpack &&
+                   reader->name_dlpack_device
+               ? 0
+               : -1;
+}
+
+int fkda_visit_array_reader(struct fkda_array_reader *reader, visitproc visit, void *arg)
+{
+    for (int i = 0; i < FKDA_ARRAY_TYPES; i++)
+        Py_VISIT(reader->types[i].type);
+    Py_VISIT(reader->is_grad_enabled);
+    return 0;
+}
+
+void fkda_clear_array_reader(struct fkda_array_reader *reader)
+{
+    for (int i = 0; i < FKDA_ARRAY_TYPES; i++)
+        Py_CLEAR(reader->types[i].type);
+    Py_CLEAR(reader->is_grad_enabled);
+    Py_CLEAR(reader->name_requires_grad);
+    Py_CLEAR(reader->name_is_neg);
+    Py_CLEAR(reader->name_dlpack);
+    Py_CLEAR(reader->name_dlpack_device);
+}
+
+/* ---- Types ----------------------------------------------------------------------------------- */
+
+/* `module`.`name` if that module is loaded already, else NULL; never imports, never fails. */
+static PyObject *find_loaded(const char *module, const char *name)
+{
+    PyObject *loaded = PyDict_GetItemString(PyImport_GetModuleDict(), module); /* borrowed */
+    PyObject *found = loaded ? PyObject_GetAttrString(loaded, name) : NULL;
+    PyErr_Clear();
+    return found;
+}
+
+static bool is_subclass_of(PyObject *type, PyObject *base)
+{
+    bool yes = base && PyObject_IsSubclass(type, base) == 1;
+    PyErr_Clear();
+    return yes;
+}
+
+static const struct fkda_dl_table *find_table(PyObject *type)
+{
+    PyObject *capsule = PyObject_GetAttrString(type, "__dlpack_c_exchange_api__");
+    const struct fkda_dl_table *table = NULL;
+    if (capsule && PyCapsule_IsValid(capsule, "dlpack_exchange_api"))
+        table = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    PyErr_Clear();
+    Py_XDECREF(capsule); /* the table outlives it by the rules of the protocol */
+    while (table && table->version.major > FKDA_DL_MAJOR)
+        table = table->older;
+    return table && table->version.major == FKDA_DL_MAJOR && table->borrow ? table : NULL;
+}
+
+/* A torch.Tensor subclass whose __torch_dispatch__ is its own keeps its value elsewhere (FakeTensor,
+ * DTensor); one without (Parameter, the parameters of serving engines) is an ordinary tensor. */
+static bool has_own_dispatch(PyObject *type, PyObject *torch_tensor)
+{
+    PyObject *own = PyObject_GetAttrString(type, "__torch_dispatch__");
+    PyObject *base = PyObject_GetAttrString(torch_tensor, "__torch_dispatch__");
+    bool differs = own && base && own != base;
+    PyErr_Clear();
+    Py_XDECREF(own);
+    Py_XDECREF(base);
+    return differs;
+}
+
+static struct fkda_array_type *learn_type(struct fkda_array_reader *reader, PyObject *type)
+{
+    struct fkda_array_type found = {.table = find_table(type)};
+    PyObject *torch_tensor = find_loaded("torch", "Tensor");
+    if (torch_tensor && is_subclass_of(type, torch_tensor)) {
+        found.torch = true;
+        found.dispatches = has_own_dispatch(type, torch_tensor);
+        if (!reader->is_grad_enabled)
+            reader->is_grad_enabled = find_loaded("torch", "is_grad_enabled");
+    } else {
+        PyObject *ndarray = find_loaded("numpy", "ndarray");
+        found.numpy = is_subclass_of(type, ndarray);
+        Py_XDECREF(ndarray);
+    }
+    Py_XDECREF(torch_tensor);
+
+    struct fkda_array_type *entry = &reader->types[reader->next];
+    reader->next = (reader->next + 1) % FKDA_ARRAY_TYPES;
+    PyObject *old = entry->type;
+    Py_INCREF(type);
+    found.type = type;
+    *entry = found;
+    Py_XDECREF(old);
+    return entry;
+}
+
+static struct fkda_array_type *find_type(struct fkda_array_reader *reader, PyObject *object)
+{
+    PyObject *type = (PyObject *)Py_TYPE(object);
+    for (int i = 0; i < FKDA_ARRAY_TYPES; i++)
+        if (reader->types[i].type == type)
+            return &reader->types[i];
+    return learn_type(reader, type);
+}
+
+/* ---- Errors ---------------------------------------------------------------------------------- */
+
+/* Raises `kind` with the pending exception as its cause and its text at the end of the message. */
+static int fail_because(PyObject *kind, const char *name, const char *what)
+{
+    PyObject *type, *cause, *traceback;
+    PyErr_Fetch(&type, &cause, &traceback);
+    PyErr_NormalizeException(&type, &cause, &traceback);
+    PyErr_Format(kind, "%s: %s: %S", name, what, cause ? cause : Py_None);
+
+    PyObject *new_type, *raised, *new_traceback;
+    PyErr_Fetch(&new_type, &raised, &new_traceback);
+    PyErr_NormalizeException(&new_type, &raised, &new_traceback);
+    if (cause)
+        PyException_SetCause(raised, cause); /* takes the reference */
+    PyErr_Restore(new_type, raised, new_traceback);
+    Py_XDECREF(type);
+    Py_XDECREF(traceback);
+    return -1;
+}
+
+static int fail_dtype(PyObject *object, const char *name)
+{
+    PyObject *dtype = PyObject_GetAttrString(object, "dtype");
+    PyErr_Clear();
+    PyErr_Format(PyExc_TypeError,
+                 "%s: dtype is %S, wanted one of bfloat16, float32, float64, int32, int64", name,
+                 dtype ? dtype : Py_None);
+    Py_XDECREF(dtype);
+    return -1;
+}
+
+/* ---- Reading --------------------------------------------------------------------------------- */
+
+static fkda_dtype to_dtype(struct fkda_dl_dtype dtype)
+{
+    if (dtype.lanes != 1)
+        return FKDA_DTYPE_INVALID;
+    switch (dtype.code << 8 | dtype.bits) {
+    case FKDA_DL_BFLOAT << 8 | 16:
+        return FKDA_BF16;
+    case FKDA_DL_FLOAT << 8 | 16:
+        return FKDA_F16;
+    case FKDA_DL_FLOAT << 8 | 32:
+        return FKDA_F32;
+    case FKDA_DL_FLOAT << 8 | 64:
+        return FKDA_F64;
+    case FKDA_DL_INT << 8 | 32:
+        return FKDA_I32;
+    case FKDA_DL_INT << 8 | 64:
+        return FKDA_I64;
+    default:
+        return FKDA_DTYPE_INVALID;
+    }
+}
+
+/* Copies what `dl` says; its shape and strides live only as long as the caller lets them. */
+static int copy_description(const struct fkda_dl_tensor *dl, const char *name,
+                            struct fkda_array *result)
+{
+    fkda_tensor *tensor = &result->tensor;
+    if (dl->ndim > FKDA_MAX_NDIM) {
+        PyErr_Format(PyExc_ValueError, "%s: has %d dimensions, wanted at most %d", name,
+                     (int)dl->ndim, FKDA_MAX_NDIM);
+        return -1;
+    }
+    tensor->data = dl->data ? (char *)dl->data + dl->byte_offset : NULL;
+    tensor->ndim = dl->ndim;
+    tensor->dtype = (int32_t)to_dtype(dl->dtype);
+    int64_t row_major_stride = 1;
+    result->row_major = true;
+    for (int i = dl->ndim - 1; i >= 0; i--) {
+        tensor->shape[i] = dl->shape[i];
+        tensor->stride[i] = dl->strides ? dl->strides[i] : row_major_stride;
+        if (tensor->shape[i] != 1 && tensor->stride[i] != row_major_stride)
+            result->row_major = false;
+        row_major_stride *= tensor->shape[i];
+    }
+    result->bytes = (size_t)row_major_stride * ((size_t)dl->dtype.bits * dl->dtype.lanes + 7) / 8;
+    result->device = dl->device;
+    return 0;
+}
+
+/* object.__dlpack__(...): first as DLPack 1.x wants it, then as older producers know it. */
+static PyObject *call_dlpack(struct fkda_array_reader *reader, PyObject *object)
+{
+    PyObject *device = PyObject_CallMethodObjArgs(object, reader->name_dlpack_device, NULL);
+    PyObject *type = device ? PySequence_GetItem(device, 0) : NULL;
+    Py_XDECREF(device);
+    long device_type = type ? PyLong_AsLong(type) : -1;
+    Py_XDECREF(type);
+    PyObject *method = PyErr_Occurred() ? NULL : PyObject_GetAttr(object, reader->name_dlpack);
+    if (!method)
+        return NULL;
+    /* On CUDA, -1 asks the producer not to synchronise: the call runs on its current stream. */
+    bool cuda = device_type == FKDA_DL_CUDA || device_type == FKDA_DL_CUDA_MANAGED;
+    PyObject *none = PyTuple_New(0);
+    PyObject *versioned = cuda ? Py_BuildValue("{s:i,s:(ii)}", "stream", -1, "max_version", 1, 0)
+                               : Py_BuildValue("{s:(ii)}", "max_version", 1, 0);
+    PyObject *plain = cuda ? Py_BuildValue("{s:i}", "stream", -1) : PyDict_New();
+    PyObject *capsule = NULL;
+    if (none && versioned && plain) {
+        capsule = PyObject_Call(method, none, versioned);
+        if (!capsule && PyErr_ExceptionMatches(PyExc_TypeError)) {
+            PyErr_Clear();
+            capsule = PyObject_Call(method, none, plain);
+        }
+    }
+    Py_XDECREF(none);
+    Py_XDECREF(versioned);
+    Py_XDECREF(plain);
+    Py_DECREF(method);
+    return capsule;
+}
+
+/* NumPy knows bfloat16 only through the ml_dtypes package and does not export it. Its bits are read
+ * as uint16. Returns a new reference to what is to be exported. */
+static PyObject *view_numpy_bfloat16(PyObject *object, bool *bfloat16)
+{
+    *bfloat16 = false;
+    PyObject *dtype = PyObject_GetAttrString(object, "dtype");
+    PyObject *name = dtype ? PyObject_GetAttrString(dtype, "name") : NULL;
+    Py_XDECREF(dtype);
+    if (name)
+        *bfloat16 = PyUnicode_CompareWithASCIIString(name, "bfloat16") == 0;
+    PyErr_Clear();
+    Py_XDECREF(name);
+    if (*bfloat16)
+        return PyObject_CallMethod(object, "view", "s", "uint16");
+    Py_INCREF(object);
+    return object;
+}
+
+static int read_through_dlpack(struct fkda_array_reader *reader, const struct fkda_array_type *type,
+                               PyObject *object, const char *name, bool written,
+                               struct fkda_array *result)
+{
+    if (!PyObject_HasAttrString((PyObject *)Py_TYPE(object), "__dlpack__")) {
+        PyErr_Format(PyExc_TypeError,
+                     "%s: is a %R, wanted a tensor (an object with __dlpack__, such as a "
+                     "torch.Tensor or a numpy.ndarray)",
+                     name, (PyObject *)Py_TYPE(object));
+        return -1;
+    }
+    bool bfloat16 = false;
+    PyObject *exported = NULL;
+    if (type->numpy) {
+        exported = view_numpy_bfloat16(object, &bfloat16);
+    } else if (type->torch) {
+        exported = PyObject_CallMethod(object, "detach", NULL); /* __dlpack__ insists */
+    } else {
+        Py_INCREF(object);
+        exported = object;
+    }
+    PyObject *capsule = exported ? call_dlpack(reader, exported) : NULL;
+    Py_XDECREF(exported);
+    if (!capsule)
+        return fail_because(PyErr_ExceptionMatches(PyExc_TypeError) ? PyExc_TypeError
+                                                                    : PyExc_ValueError,
+                            name, "this tensor cannot be read in place");
+    result->owner = capsule;
+
+    struct fkda_dl_tensor dl;
+    bool read_only = false;
+    if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
+        const struct fkda_dl_managed_versioned *managed =
+            PyCapsule_GetPointer(capsule, "dltensor_versioned");
+        if (managed->version.major != FKDA_DL_MAJOR) {
+            PyErr_Format(PyExc_TypeError, "%s: is exported as DLPack %u, wanted version %u", name,
+                         (unsigned)managed->version.major, FKDA_DL_MAJOR);
+            return -1;
+        }
+        dl = managed->tensor;
+        read_only = managed->flags & FKDA_DL_FLAG_READ_ONLY;
+    } else if (PyCapsule_IsValid(capsule, "dltensor")) {
+        dl = ((const struct fkda_dl_managed *)PyCapsule_GetPointer(capsule, "dltensor"))->tensor;
+    } else {
+        PyErr_Format(PyExc_TypeError, "%s: __dlpack__ of %R returned no DLPack capsule", name,
+                     (PyObject *)Py_TYPE(object));
+        return -1;
+    }
+    if (written && read_only) {
+        PyErr_Format(PyExc_ValueError, "%s: is read-only, wanted writable memory", name);
+        return -1;
+    }
+    if (bfloat16)
+        dl.dtype.code = FKDA_DL_BFLOAT;
+    return copy_description(&dl, name, result);
+}
+
+/* -1 if the argument wants a gradient that this library cannot give. */
+static int refuse_gradient(struct fkda_array_call *call, PyObject *object, const char *name)
+{
+    if (call->grad_enabled < 0) {
+        PyObject *is_grad_enabled = call->reader->is_grad_enabled;
+        PyObject *enabled = is_grad_enabled ? PyObject_CallNoArgs(is_grad_enabled) : NULL;
+        if (is_grad_enabled && !enabled)
+            return -1;
+        call->grad_enabled = enabled == Py_True;
+        Py_XDECREF(enabled);
+    }
+    if (!call->grad_enabled)
+        return 0;
+    PyObject *wanted = PyObject_GetAttr(object, call->reader->name_requires_grad);
+    if (!wanted)
+        return -1;
+    Py_DECREF(wanted);
+    if (wanted != Py_True)
+        return 0;
+    PyErr_Format(PyExc_RuntimeError,
+                 "%s: requires_grad is True and gradients are enabled, but flash_kda has no backward "
+                 "yet; call it under torch.inference_mode() or torch.no_grad(), or detach %s",
+                 name, name);
+    return -1;
+}
+
+/* Real views of a conjugated complex tensor store the negative of their value. */
+static int refuse_negative_view(struct fkda_array_reader *reader, PyObject *object,
+                                const char *name)
+{
+    PyObject *negative = PyObject_CallMethodObjArgs(object, reader->name_is_neg, NULL);
+    if (!negative)
+        return -1;
+    Py_DECREF(negative);
+    if (negative != Py_True)
+        return 0;
+    PyErr_Format(PyExc_ValueError,
+                 "%s: is a negated view (is_neg() is True), wanted memory that holds the values; "
+                 "call resolve_neg() on it",
+                 name);
+    return -1;
+}
+
+static int read_through_table(const struct fkda_array_type *type, PyObject *object,
+                              const char *name, struct fkda_array *result)
+{
+    struct fkda_dl_tensor dl;
+    if (type->table->borrow(object, &dl) != 0)
+        return fail_because(PyErr_ExceptionMatches(PyExc_TypeError) ? PyExc_TypeError
+                                                                    : PyExc_RuntimeError,
+                            name, "this tensor's memory cannot be read");
+    result->table = type->table;
+    return copy_description(&dl, name, result);
+}
+
+int fkda_read_array(struct fkda_array_call *call, PyObject *object, const char *name,
+                    enum fkda_array_use use, struct fkda_array *result)
+{
+    struct fkda_array_reader *reader = call->reader;
+    memset(result, 0, sizeof *result);
+    const struct fkda_array_type type = *find_type(reader, object); /* Python code may evict it */
+    if (type.dispatches)
+        return 1;
+    if (type.torch && refuse_gradient(call, object, name) != 0)
+        return -1;
+    int failed = type.table
+                     ? read_through_table(&type, object, name, result)
+                     : read_through_dlpack(reader, &type, object, name, use != FKDA_ARRAY_READ, result);
+    if (failed)
+        return -1;
+    if (use != FKDA_ARRAY_BYTES && result->tensor.dtype == FKDA_DTYPE_INVALID)
+        return fail_dtype(object, name);
+    bool wide = result->tensor.dtype == FKDA_F32 || result->tensor.dtype == FKDA_F64;
+    return type.torch && wide ? refuse_negative_view(reader, object, name) : 0;
+}

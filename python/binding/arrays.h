@@ -1,0 +1,62 @@
+/* arrays.h: Python objects that hold tensors, read without a copy. */
+#ifndef FKDA_ARRAYS_H
+#define FKDA_ARRAYS_H
+
+#include <Python.h>
+#include <stdbool.h>
+
+#include "dlpack_abi.h"
+#include "flash_kda.h"
+
+/* What is known of one Python type. */
+struct fkda_array_type {
+    PyObject *type;                    /* owned; NULL: an empty entry */
+    const struct fkda_dl_table *table; /* NULL: read through __dlpack__ */
+    bool torch;                        /* torch.Tensor or a subclass */
+    bool dispatches;                   /* a subclass with a __torch_dispatch__ of its own */
+    bool numpy;                        /* numpy.ndarray or a subclass */
+};
+
+/* A call sees one or two types, a process a handful; further ones replace the oldest. */
+#define FKDA_ARRAY_TYPES 8
+
+struct fkda_array_reader {
+    struct fkda_array_type types[FKDA_ARRAY_TYPES];
+    int next; /* the entry that is replaced next */
+    PyObject *is_grad_enabled; /* torch.is_grad_enabled, NULL before the first torch tensor */
+    PyObject *name_requires_grad, *name_is_neg, *name_dlpack, *name_dlpack_device;
+};
+
+int fkda_init_array_reader(struct fkda_array_reader *reader);
+int fkda_visit_array_reader(struct fkda_array_reader *reader, visitproc visit, void *arg);
+void fkda_clear_array_reader(struct fkda_array_reader *reader);
+
+/* What is asked once for all tensors of one call. */
+struct fkda_array_call {
+    struct fkda_array_reader *reader;
+    int grad_enabled; /* of torch on this thread; -1: not asked yet */
+};
+
+/* One tensor as the library wants it, and where it lives. */
+struct fkda_array {
+    fkda_tensor tensor;
+    struct fkda_dl_device device;
+    const struct fkda_dl_table *table; /* asked for the current stream; NULL: it has none */
+    size_t bytes;                      /* of a row-major tensor of this shape */
+    bool row_major;
+    PyObject *owner; /* owned; keeps the memory alive; NULL: the caller's reference does */
+};
+
+enum fkda_array_use {
+    FKDA_ARRAY_READ,    /* a tensor of a dtype that the library knows */
+    FKDA_ARRAY_WRITTEN, /* the same, and its memory must be writable */
+    FKDA_ARRAY_BYTES    /* written, any dtype: a workspace */
+};
+
+/* Reads `object`, the argument called `name`. Returns 0, or -1 with an exception set, or 1 when only
+ * torch's dispatcher can look into this type (fake and distributed tensors); result->owner is to be
+ * released in every case. */
+int fkda_read_array(struct fkda_array_call *call, PyObject *object, const char *name,
+                    enum fkda_array_use use, struct fkda_array *result);
+
+#endif /* FKDA_ARRAYS_H */
