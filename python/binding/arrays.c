@@ -330,10 +330,11 @@ static int refuse_gradient(struct fkda_array_call *call, PyObject *object, const
     Py_DECREF(wanted);
     if (wanted != Py_True)
         return 0;
-    PyErr_Format(PyExc_RuntimeError,
-                 "%s: requires_grad is True and gradients are enabled, but flash_kda has no backward "
-                 "yet; call it under torch.inference_mode() or torch.no_grad(), or detach %s",
-                 name, name);
+    PyErr_Format(
+        PyExc_RuntimeError,
+        "%s: requires_grad is True and gradients are enabled, but flash_kda has no backward "
+        "yet; call it under torch.inference_mode() or torch.no_grad(), or detach %s",
+        name, name);
     return -1;
 }
 
@@ -376,9 +377,9 @@ int fkda_read_array(struct fkda_array_call *call, PyObject *object, const char *
         return 1;
     if (type.torch && refuse_gradient(call, object, name) != 0)
         return -1;
-    int failed = type.table
-                     ? read_through_table(&type, object, name, result)
-                     : read_through_dlpack(reader, &type, object, name, use != FKDA_ARRAY_READ, result);
+    int failed = type.table ? read_through_table(&type, object, name, result)
+                            : read_through_dlpack(reader, &type, object, name,
+                                                  use != FKDA_ARRAY_READ, result);
     if (failed)
         return -1;
     if (use != FKDA_ARRAY_BYTES && result->tensor.dtype == FKDA_DTYPE_INVALID)

@@ -22,7 +22,7 @@ struct fkda_array_type {
 
 struct fkda_array_reader {
     struct fkda_array_type types[FKDA_ARRAY_TYPES];
-    int next; /* the entry that is replaced next */
+    int next;                  /* the entry that is replaced next */
     PyObject *is_grad_enabled; /* torch.is_grad_enabled, NULL before the first torch tensor */
     PyObject *name_requires_grad, *name_is_neg, *name_dlpack, *name_dlpack_device;
 };

@@ -15,16 +15,16 @@
 /* ---- Parameters of the three calls ----------------------------------------------------------- */
 
 enum kind {
-    TENSOR,          /* wanted */
-    OPTIONAL,        /* None: absent */
-    OUTPUT,          /* wanted, written */
+    TENSOR,   /* wanted */
+    OPTIONAL, /* None: absent */
+    OUTPUT,   /* wanted, written */
     OPTIONAL_OUTPUT,
-    WORKSPACE,       /* None or bytes of any dtype */
+    WORKSPACE, /* None or bytes of any dtype */
     SCALE,
-    LOWER_BOUND,     /* None: the softplus gate */
-    FLAG,            /* a bool that sets `value` in fkda_args.flags */
-    GATE,            /* a bool; False: g is activated already */
-    ISA,             /* None or a name */
+    LOWER_BOUND, /* None: the softplus gate */
+    FLAG,        /* a bool that sets `value` in fkda_args.flags */
+    GATE,        /* a bool; False: g is activated already */
+    ISA,         /* None or a name */
     PRECISION,
     THREADS
 };
@@ -97,11 +97,11 @@ struct entry_point {
     Py_ssize_t num_parameters;
 };
 
-static const struct entry_point entry_fwd = {
-    "fwd", fkda_forward, forward_parameters, sizeof forward_parameters / sizeof(struct parameter)};
-static const struct entry_point entry_reference = {
-    "reference", fkda_reference, forward_parameters,
-    sizeof forward_parameters / sizeof(struct parameter)};
+static const struct entry_point entry_fwd = {"fwd", fkda_forward, forward_parameters,
+                                             sizeof forward_parameters / sizeof(struct parameter)};
+static const struct entry_point entry_reference = {"reference", fkda_reference, forward_parameters,
+                                                   sizeof forward_parameters /
+                                                       sizeof(struct parameter)};
 static const struct entry_point entry_decode = {
     "decode", fkda_decode, decode_parameters, sizeof decode_parameters / sizeof(struct parameter)};
 
@@ -168,9 +168,9 @@ static int bind_device(struct bound_call *call, const char *name, const struct f
     }
     call->args.device = FKDA_CUDA;
     call->args.device_index = device.index;
-    return array->table ? array->table->current_stream(device.type, device.index,
-                                                       &call->args.stream)
-                        : 0;
+    return array->table
+               ? array->table->current_stream(device.type, device.index, &call->args.stream)
+               : 0;
 }
 
 static int bind_tensor(struct bound_call *call, const struct parameter *parameter, PyObject *object)
@@ -383,16 +383,17 @@ static PyObject *run_call(PyObject *module, const struct entry_point *entry,
     } else if (bound == 0) {
         char reason[FKDA_REASON_BYTES] = "";
         fkda_status status;
-        Py_BEGIN_ALLOW_THREADS
-        status = entry->call(&call.args, reason, sizeof reason);
-        Py_END_ALLOW_THREADS
-        if (status == FKDA_OK) {
+        Py_BEGIN_ALLOW_THREADS status = entry->call(&call.args, reason, sizeof reason);
+        Py_END_ALLOW_THREADS if (status == FKDA_OK)
+        {
             last.call = entry->name;
             last.report = call.report;
             last.num_calls++;
             result = Py_None;
             Py_INCREF(result);
-        } else {
+        }
+        else
+        {
             raise_status(status, reason);
         }
     }
@@ -468,8 +469,8 @@ static PyObject *py_info(PyObject *module, PyObject *unused)
     fkda_status status = fkda_get_info(&info, reason, sizeof reason);
     if (status != FKDA_OK)
         return raise_status(status, reason);
-    return Py_BuildValue("{s:s,s:N,s:N,s:s,s:i,s:s,s:i,s:s}", /* N takes the reference */
-                         "version", info.version,             //
+    return Py_BuildValue("{s:s,s:N,s:N,s:s,s:i,s:s,s:i,s:s}",          /* N takes the reference */
+                         "version", info.version,                      //
                          "cpu_isa_built", isa_names(info.isa_built),   //
                          "cpu_isa_usable", isa_names(info.isa_usable), //
                          "cpu_isa", fkda_isa_name((fkda_isa)info.isa_chosen), //
@@ -485,11 +486,11 @@ static PyObject *py_last_report(PyObject *module, PyObject *unused)
     (void)unused;
     if (!last.call)
         Py_RETURN_NONE;
-    return Py_BuildValue("{s:s,s:s,s:i,s:L,s:n,s:K}",                             //
-                         "call", last.call,                                       //
-                         "kernel", last.report.kernel,                            //
-                         "num_threads", (int)last.report.num_threads,             //
-                         "num_tokens", (long long)last.report.num_tokens,         //
+    return Py_BuildValue("{s:s,s:s,s:i,s:L,s:n,s:K}",                                //
+                         "call", last.call,                                          //
+                         "kernel", last.report.kernel,                               //
+                         "num_threads", (int)last.report.num_threads,                //
+                         "num_tokens", (long long)last.report.num_tokens,            //
                          "workspace_bytes", (Py_ssize_t)last.report.workspace_bytes, //
                          "num_calls", last.num_calls);
 }
@@ -536,14 +537,9 @@ static PyModuleDef_Slot slots[] = {
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "flash_kda._C",
-    .m_size = sizeof(struct fkda_array_reader),
-    .m_methods = methods,
-    .m_slots = slots,
-    .m_traverse = traverse_module,
-    .m_clear = clear_module,
-    .m_free = free_module,
+    PyModuleDef_HEAD_INIT,   .m_name = "flash_kda._C", .m_size = sizeof(struct fkda_array_reader),
+    .m_methods = methods,    .m_slots = slots,         .m_traverse = traverse_module,
+    .m_clear = clear_module, .m_free = free_module,
 };
 
 PyMODINIT_FUNC PyInit__C(void);

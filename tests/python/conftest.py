@@ -1,0 +1,28 @@
+"""What all tests of the Python package share."""
+
+import os
+
+import pytest
+
+for name in ("FLASH_KDA_CPU_ISA", "FLASH_KDA_PRECISION", "FLASH_KDA_NUM_THREADS"):
+    os.environ.pop(name, None)  # the caller's settings must not change what is tested
+
+import flash_kda
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: takes more than about ten seconds on two cores")
+
+
+def pytest_report_header(config):
+    found = flash_kda.info()
+    return (
+        f"flash_kda {found['version']} from {os.path.dirname(flash_kda.__file__)}; CPU kernels "
+        f"{', '.join(found['cpu_isa_usable'])}; {found['num_threads']} threads"
+    )
+
+
+@pytest.fixture(params=flash_kda.info()["cpu_isa_usable"])
+def isa(request):
+    """Each set of CPU kernels that this machine can run, by name."""
+    return request.param
