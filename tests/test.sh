@@ -134,7 +134,7 @@ if wants sanitizers; then
     fi
     if step "build for tsan" - configure_and_build tsan; then
         # Archer tells the thread sanitizer what OpenMP's barriers order.
-        OMP_TOOL_LIBRARIES=$(clang -print-file-name=libarcher.so) \
+        OMP_TOOL_LIBRARIES=$(clang -print-resource-dir)/../../libarcher.so \
             ctest_step "C tests, tsan" tsan ctest-tsan --tests-regex thread
     fi
 fi
