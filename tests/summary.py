@@ -44,10 +44,10 @@ def count_step(status: int, label: str, report: str) -> Counts:
         counts = read_report(Path(report))
     except (OSError, ElementTree.ParseError) as error:
         return Counts(failures=[f"{label}: no readable report ({error})"])
-    if not counts.failures and status != 0:
-        counts.failures.append(f"{label}: exit status {status}, though its report has no failure")
     if not counts.failures and counts.passed == 0:
         counts.failures.append(f"{label}: no test was executed")
+    if not counts.failures and status != 0:
+        counts.failures.append(f"{label}: exit status {status}, though its report has no failure")
     return counts
 
 
