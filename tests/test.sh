@@ -166,6 +166,8 @@ if [ -n "$venv_job" ]; then
 fi
 if wants python; then
     if step "wheel: build, audit, install" - build_wheel; then
+        FLASH_KDA_WHEEL=$(echo "$reports/wheelhouse"/*.whl) \
+            pytest_step "wheel" pytest-install tests/install
         pytest_step "Python package" pytest tests/python
     fi
 fi
