@@ -26,11 +26,11 @@ int main(void)
     args.final_state = fkda_tensor_contiguous(state, FKDA_F32, 4, image);
     fkda_report report;
     args.report = &report;
-
     char reason[FKDA_REASON_BYTES];
     fkda_status status = fkda_forward(&args, reason, sizeof reason);
     args.out.data = wanted, args.report = NULL;
-    if (status != FKDA_OK || fkda_reference(&args, reason, sizeof reason) != FKDA_OK)
+    status = status == FKDA_OK ? fkda_reference(&args, reason, sizeof reason) : status;
+    if (status != FKDA_OK)
         return fprintf(stderr, "%s: %s\n", fkda_status_name(status), reason), 1;
     double error = 0;
     for (int i = 0; i < T * H * D; i++)

@@ -83,8 +83,8 @@ static fkda_status choose_isa(fkda_isa *isa, fkda_precision precision, struct fk
 static fkda_status resolve_options(const fkda_args *args, enum fkda_call call,
                                    struct fkda_plan *plan, struct fkda_reason reason)
 {
-    fkda_status status = fkda_resolve_environment(args, &plan->isa, &plan->precision,
-                                                  &plan->num_threads, reason);
+    fkda_status status =
+        fkda_resolve_environment(args, &plan->isa, &plan->precision, &plan->num_threads, reason);
     if (status != FKDA_OK)
         return status;
     /* Decode has one arithmetic; its precision is fp32 whatever prefill is set to. */
@@ -140,8 +140,7 @@ fkda_status fkda_forward(const fkda_args *args, char *reason, size_t reason_byte
 
 fkda_status fkda_decode(const fkda_args *args, char *reason, size_t reason_bytes)
 {
-    return call_backend(args, FKDA_CALL_DECODE, fkda_cpu_decode,
-                        open_reason(reason, reason_bytes));
+    return call_backend(args, FKDA_CALL_DECODE, fkda_cpu_decode, open_reason(reason, reason_bytes));
 }
 
 fkda_status fkda_reference(const fkda_args *args, char *reason, size_t reason_bytes)

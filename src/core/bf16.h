@@ -20,7 +20,8 @@ static inline float fkda_bf16_to_float(uint16_t h)
 static inline uint16_t fkda_bf16_from_bits(uint32_t bits)
 {
     if ((bits & 0x7fffffffu) > 0x7f800000u)
-        return (uint16_t)((bits >> 16) | 0x0040u); /* quiet: rounding must not make it an infinity */
+        return (uint16_t)((bits >> 16) |
+                          0x0040u); /* quiet: rounding must not make it an infinity */
     return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 

@@ -63,8 +63,9 @@ fkda_status fkda_check_sequences(const struct fkda_check *check, struct fkda_pla
 
 /* options.c: a field that is 0 takes its environment variable, else stays 0 (`*isa` AUTO, `*precision`
  * DEFAULT) or becomes the number of threads the process may use. Fields were validated before. */
-fkda_status fkda_resolve_environment(const fkda_args *args, fkda_isa *isa, fkda_precision *precision,
-                                     int *num_threads, struct fkda_reason reason);
+fkda_status fkda_resolve_environment(const fkda_args *args, fkda_isa *isa,
+                                     fkda_precision *precision, int *num_threads,
+                                     struct fkda_reason reason);
 
 /* More threads than this are refused: a mistake, and starting them could bring the process down. */
 #define FKDA_MAX_THREADS 1024

@@ -28,10 +28,11 @@ static fkda_status read_isa(fkda_isa *isa, struct fkda_reason reason)
             return FKDA_OK;
         }
     }
-    return fkda_fail(reason, FKDA_ERROR_INVALID_ARGUMENT,
-                     "FLASH_KDA_CPU_ISA: '%.60s', wanted auto, portable, avx2, avx512, avx512_bf16 or "
-                     "amx_bf16",
-                     value);
+    return fkda_fail(
+        reason, FKDA_ERROR_INVALID_ARGUMENT,
+        "FLASH_KDA_CPU_ISA: '%.60s', wanted auto, portable, avx2, avx512, avx512_bf16 or "
+        "amx_bf16",
+        value);
 }
 
 static fkda_status read_precision(fkda_precision *precision, struct fkda_reason reason)
@@ -78,8 +79,9 @@ static int process_threads(void)
 #endif
 }
 
-fkda_status fkda_resolve_environment(const fkda_args *args, fkda_isa *isa, fkda_precision *precision,
-                                     int *num_threads, struct fkda_reason reason)
+fkda_status fkda_resolve_environment(const fkda_args *args, fkda_isa *isa,
+                                     fkda_precision *precision, int *num_threads,
+                                     struct fkda_reason reason)
 {
     *isa = (fkda_isa)args->isa;
     *precision = (fkda_precision)args->precision;

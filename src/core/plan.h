@@ -42,15 +42,15 @@ static inline int64_t fkda_index_at(struct fkda_index_view view, int64_t i)
 
 struct fkda_plan {
     int64_t B, T, H, HV, K, V, N;
-    int64_t heads_per_key;      /* HV / H: value head h reads q, k head h / heads_per_key */
-    int64_t num_tokens;         /* tokens that belong to a sequence, summed over sequences */
+    int64_t heads_per_key;       /* HV / H: value head h reads q, k head h / heads_per_key */
+    int64_t num_tokens;          /* tokens that belong to a sequence, summed over sequences */
     int64_t max_sequence_tokens; /* fkda_workspace_bytes: T, the most it can be */
 
     struct fkda_view q, k, v, g, out;
-    struct fkda_view beta;      /* no channels: stride_h steps from head to head */
-    const float *A_log;         /* [HV], stride A_log_stride; NULL: factor 1 */
+    struct fkda_view beta; /* no channels: stride_h steps from head to head */
+    const float *A_log;    /* [HV], stride A_log_stride; NULL: factor 1 */
     int64_t A_log_stride;
-    const float *dt_bias;       /* element (h, k) at h dt_bias_stride_h + k; NULL: 0 */
+    const float *dt_bias; /* element (h, k) at h dt_bias_stride_h + k; NULL: 0 */
     int64_t dt_bias_stride_h;
     struct fkda_state_view initial_state, final_state, checkpoint_state;
     struct fkda_index_view cu_seqlens, state_indices, checkpoint_offsets, checkpoint_indptr;
@@ -66,9 +66,9 @@ struct fkda_plan {
     float scale, lower_bound;
 
     /* validate.c leaves the caller's wish here (0: none); api.c resolves it. */
-    fkda_isa isa;               /* resolved: never AUTO */
-    fkda_precision precision;   /* resolved: FP32 or BF16 */
-    int num_threads;            /* resolved: >= 1 */
+    fkda_isa isa;             /* resolved: never AUTO */
+    fkda_precision precision; /* resolved: FP32 or BF16 */
+    int num_threads;          /* resolved: >= 1 */
 };
 
 /* Where sequence n lies. Its token t is at batch row `batch`, token row `begin + t`. */

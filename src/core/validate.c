@@ -36,8 +36,8 @@ static fkda_status check_numbers(const fkda_args *args, struct fkda_reason reaso
 {
     if (args->num_threads < 0 || args->num_threads > FKDA_MAX_THREADS)
         return fkda_fail(reason, FKDA_ERROR_INVALID_ARGUMENT,
-                         "num_threads: %d, wanted from 0 (automatic) to %d",
-                         (int)args->num_threads, FKDA_MAX_THREADS);
+                         "num_threads: %d, wanted from 0 (automatic) to %d", (int)args->num_threads,
+                         FKDA_MAX_THREADS);
     if (!isfinite((float)args->scale) || args->scale == 0)
         return fkda_fail(reason, FKDA_ERROR_INVALID_ARGUMENT,
                          "scale: %g, wanted a finite float32 other than 0 (usually 1 / sqrt(K))",
@@ -78,12 +78,10 @@ static fkda_status want_shape(const struct fkda_check *check, enum fkda_argument
     const fkda_tensor *tensor = check->tensor[which];
     if (!tensor)
         return FKDA_OK;
-    if (tensor->ndim == ndim &&
-        memcmp(tensor->shape, shape, (size_t)ndim * sizeof *shape) == 0)
+    if (tensor->ndim == ndim && memcmp(tensor->shape, shape, (size_t)ndim * sizeof *shape) == 0)
         return FKDA_OK;
     return fkda_fail(check->reason, FKDA_ERROR_INVALID_ARGUMENT, "%s: shape %s, wanted %s (%s)",
-                     fkda_argument_name(which),
-                     fkda_format_shape(tensor->ndim, tensor->shape).text,
+                     fkda_argument_name(which), fkda_format_shape(tensor->ndim, tensor->shape).text,
                      fkda_format_shape(ndim, shape).text, whose);
 }
 
@@ -106,8 +104,8 @@ static fkda_status check_heads(const struct fkda_check *check, const struct fkda
                          "q: H = %lld heads, wanted at least 1", (long long)plan->H);
     if (plan->HV < 1 || plan->HV % plan->H)
         return fkda_fail(check->reason, FKDA_ERROR_INVALID_ARGUMENT,
-                         "v: HV = %lld heads, wanted a multiple of %lld (q's)",
-                         (long long)plan->HV, (long long)plan->H);
+                         "v: HV = %lld heads, wanted a multiple of %lld (q's)", (long long)plan->HV,
+                         (long long)plan->H);
     fkda_status status = check_head_size(check, FKDA_ARG_Q, "K");
     return status == FKDA_OK ? check_head_size(check, FKDA_ARG_V, "V") : status;
 }
@@ -192,8 +190,8 @@ static fkda_status check_checkpoint_shapes(const struct fkda_check *check, struc
                          state ? "checkpoint_offsets" : "checkpoint_state");
     const int64_t image[] = {state->shape[0], plan->HV, plan->V, plan->K};
     const int64_t entries[] = {plan->N + 1};
-    fkda_status status = want_shape(check, FKDA_ARG_CHECKPOINT_STATE, 4, image,
-                                    "M, HV, V of v, K of q");
+    fkda_status status =
+        want_shape(check, FKDA_ARG_CHECKPOINT_STATE, 4, image, "M, HV, V of v, K of q");
     if (status == FKDA_OK)
         status = want_shape(check, FKDA_ARG_CHECKPOINT_OFFSETS, 1, image, "M of checkpoint_state");
     if (status == FKDA_OK)

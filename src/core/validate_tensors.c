@@ -9,17 +9,19 @@
 
 struct rule {
     const char *name, *layout;
-    size_t offset;         /* in fkda_args */
+    size_t offset; /* in fkda_args */
     uint32_t dtypes;
     int8_t min_ndim, max_ndim;
     bool required, output;
-    bool float64_too;      /* in fkda_reference */
-    int8_t dense;          /* trailing dimensions that must be contiguous */
+    bool float64_too; /* in fkda_reference */
+    int8_t dense;     /* trailing dimensions that must be contiguous */
 };
 
-#define RULE(field, layout_, dtypes_, min_, max_, ...)                                              \
-    {.name = #field, .layout = layout_, .offset = offsetof(fkda_args, field), .dtypes = dtypes_,   \
-     .min_ndim = min_, .max_ndim = max_, __VA_ARGS__}
+#define RULE(field, layout_, dtypes_, min_, max_, ...)                           \
+    {                                                                            \
+        .name = #field, .layout = layout_, .offset = offsetof(fkda_args, field), \
+        .dtypes = dtypes_, .min_ndim = min_, .max_ndim = max_, __VA_ARGS__       \
+    }
 
 static const struct rule rules[FKDA_ARG_COUNT] = {
     [FKDA_ARG_Q] = RULE(q, "[B, T, H, K]", FLOATS, 4, 4, .required = true, .dense = 1),
@@ -32,8 +34,8 @@ static const struct rule rules[FKDA_ARG_COUNT] = {
     [FKDA_ARG_CU_SEQLENS] = RULE(cu_seqlens, "[N + 1]", INDICES, 1, 1, .dense = 0),
     [FKDA_ARG_OUT] = RULE(out, "[B, T, HV, V]", FLOATS, 4, 4, .required = true, .dense = 1,
                           .output = true, .float64_too = true),
-    [FKDA_ARG_INITIAL_STATE] = RULE(initial_state, "[N, HV, V, K]", FLOATS, 4, 4, .dense = 2,
-                                    .float64_too = true),
+    [FKDA_ARG_INITIAL_STATE] =
+        RULE(initial_state, "[N, HV, V, K]", FLOATS, 4, 4, .dense = 2, .float64_too = true),
     [FKDA_ARG_FINAL_STATE] = RULE(final_state, "[N, HV, V, K]", FLOATS, 4, 4, .dense = 2,
                                   .output = true, .float64_too = true),
     [FKDA_ARG_STATE_INDICES] = RULE(state_indices, "[N] or [N, T]", INDICES, 1, 2, .dense = 0),
@@ -93,9 +95,8 @@ static fkda_status check_shape(const struct fkda_check *check, const struct rule
                                const fkda_tensor *tensor)
 {
     if (tensor->ndim < rule->min_ndim || tensor->ndim > rule->max_ndim)
-        return fkda_fail(check->reason, FKDA_ERROR_INVALID_ARGUMENT,
-                         "%s: %d dimensions, wanted %s", rule->name, (int)tensor->ndim,
-                         rule->layout);
+        return fkda_fail(check->reason, FKDA_ERROR_INVALID_ARGUMENT, "%s: %d dimensions, wanted %s",
+                         rule->name, (int)tensor->ndim, rule->layout);
     /* Empty dimensions count as 1, so that no product of a part of the sizes overflows later. */
     int64_t bytes = 8;
     for (int i = 0; i < tensor->ndim; i++) {
@@ -281,8 +282,8 @@ fkda_status fkda_check_overlap(const struct fkda_check *check)
                 same_view(check->tensor[i], check->tensor[j]))
                 continue;
             return fkda_fail(check->reason, FKDA_ERROR_INVALID_ARGUMENT,
-                             "%s: shares memory with %s, wanted memory of its own%s",
-                             rules[i].name, rules[j].name,
+                             "%s: shares memory with %s, wanted memory of its own%s", rules[i].name,
+                             rules[j].name,
                              i == FKDA_ARG_FINAL_STATE && j == FKDA_ARG_INITIAL_STATE
                                  ? " or the very same view"
                                  : "");
