@@ -199,7 +199,7 @@ static int copy_description(const struct fkda_dl_tensor *dl, const char *name,
             result->row_major = false;
         row_major_stride *= tensor->shape[i];
     }
-    result->bytes = (size_t)row_major_stride * ((size_t)dl->dtype.bits * dl->dtype.lanes + 7) / 8;
+    result->bytes = (size_t)row_major_stride * (((size_t)dl->dtype.bits * dl->dtype.lanes + 7) / 8);
     result->device = dl->device;
     return 0;
 }
