@@ -3,11 +3,12 @@
     python3 tests/summary.py STEPS
 
 STEPS has one line a step: exit status, seconds, label, JUnit report ("-" for a step that only
-builds), separated by tabs. A step that failed without saying which test counts as one failure, and
-so does a step whose report is missing or holds no executed test. Exits with 1 unless some test
-passed and nothing failed.
+builds), separated by tabs. A C test program counts as the cmocka tests inside it. A step that
+failed without saying which test counts as one failure, and so does a step whose report is missing
+or holds no executed test. Exits with 1 unless some test passed and nothing failed.
 """
 
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, field
@@ -21,13 +22,45 @@ class Counts:
     skips: list[tuple[str, str]] = field(default_factory=list)
 
 
+def count_cmocka(program: str, output: str) -> Counts:
+    """The tests inside one C test program, from cmocka's lines; none where it printed no such."""
+    counts, running, said = Counts(), None, []
+    for line in output.splitlines():
+        mark = re.match(r"\[ +(RUN|OK|FAILED|SKIPPED) +\] (.*)", line)
+        if mark and mark[1] == "RUN":
+            running, said = mark[2], []
+        elif mark and mark[2] == running:
+            if mark[1] == "OK":
+                counts.passed += 1
+            elif mark[1] == "SKIPPED":
+                counts.skips.append((f"{program}::{running}", " ".join(said) or "no reason given"))
+            else:
+                counts.failures.append(f"{program}::{running}: {' '.join(said)[:300]}")
+            running = None
+        else:
+            said.append(line.strip())
+    if running:
+        counts.failures.append(f"{program}::{running}: did not end")
+    return counts
+
+
 def read_report(path: Path) -> Counts:
     counts = Counts()
     for case in ElementTree.parse(path).iter("testcase"):
         classname, name = case.get("classname", ""), case.get("name", "?")
-        name = name if classname in ("", name) else f"{classname}::{name}"
+        failed = case.find("failure") is not None or case.find("error") is not None
+        failed |= case.findtext("system-out", "").startswith("Unable to find executable")
         skipped = case.find("skipped")
-        if case.find("failure") is not None or case.find("error") is not None:
+        inner = count_cmocka(name, case.findtext("system-out", ""))
+        if inner.passed or inner.failures or inner.skips:
+            if failed and not inner.failures:
+                inner.failures.append(f"{name}: failed, though each test inside it passed")
+            counts.passed += inner.passed
+            counts.failures += inner.failures
+            counts.skips += inner.skips
+            continue
+        name = name if classname in ("", name) else f"{classname}::{name}"
+        if failed:
             counts.failures.append(name)
         elif skipped is not None:
             reason = skipped.get("message") or (skipped.text or "").strip() or "no reason given"

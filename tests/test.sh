@@ -92,7 +92,8 @@ ctest_step() {
     local label=$1 preset=$2 report=$reports/$3.xml
     shift 3
     step "$label" "$report" \
-        ctest --preset "$preset" --parallel "$jobs" --output-junit "$report" "$@" || true
+        ctest --preset "$preset" --parallel "$jobs" --output-junit "$report" \
+        --test-output-size-passed 10000000 --test-output-size-failed 10000000 "$@" || true
 }
 
 # pytest_step LABEL NAME PATH...
