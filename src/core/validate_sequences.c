@@ -155,6 +155,12 @@ static fkda_status check_slots(const struct fkda_check *check, const struct fkda
         pool = check->tensor[FKDA_ARG_INITIAL_STATE];
     int64_t slots = pool ? pool->shape[0] : INT64_MAX; /* without states only -1 matters */
     int64_t columns = indices->ndim == 2 ? indices->shape[1] : 1;
+    if (plan->num_accepted_tokens.data && columns < plan->max_sequence_tokens)
+        return fkda_fail(check->reason, FKDA_ERROR_INVALID_ARGUMENT,
+                         "state_indices: shape %s, wanted at least %lld columns (tokens of the "
+                         "longest sequence)",
+                         fkda_format_shape(indices->ndim, indices->shape).text,
+                         (long long)plan->max_sequence_tokens);
     fkda_status status = check_slot_range(check, plan, slots, columns);
     if (status == FKDA_OK && plan->num_accepted_tokens.data)
         status = check_accepted(check, plan, columns);
