@@ -1,0 +1,268 @@
+/* prepare.inc.h: from the rows of q, k, g, beta to the coefficients of four tokens at a time.
+ *
+ * With a_t = 2^(g_t) the decay of token t of a group and S the state before the group:
+ *
+ *     Kd_t = k_t a_0 .. a_t     Qd_t = scale q_t a_0 .. a_t     D = a_0 a_1 a_2 a_3
+ *     Kr_t = k_t a_(t+1) .. a_3
+ *     A_ts = sum_d k_t k_s a_(s+1) .. a_t   (s < t)             P_ts likewise with q_t (s <= t)
+ *
+ * Every factor is a product of decays, never a quotient, so no gate is too deep: a channel that has
+ * decayed to nothing is 0, not an overflow. D alone is compounded over the whole sequence; it comes
+ * from the sum of the four logarithms, with one rounding instead of seven.
+ *
+ * Layout: slot [K / 16][COEF_ROWS][16], so that a pass over channels reads with one pointer. A slot
+ * holds Kr and D of the group before and Kd, Qd of its own group: what one pass needs. */
+#ifndef FKDA_PREPARE_INC_H
+#define FKDA_PREPARE_INC_H
+
+enum {
+    GROUP = 4,        /* tokens that one pass over the state takes */
+    COEF_BLOCK = 16,  /* channels */
+    COEF_ROWS = 13,
+    ROW_KR = 0,       /* rows 0 .. 3 */
+    ROW_D = 4,
+    ROW_KD = 5,       /* rows 5 .. 8 */
+    ROW_QD = 9,       /* rows 9 .. 12 */
+    TRIANGLE = 16,    /* six A_ts, then ten P_ts */
+    CHUNK = FKDA_CHUNK_TOKENS,
+    CHUNK_GROUPS = CHUNK / GROUP,
+    MAX_K = 256
+};
+
+#define TRIANGLE_A(t, s) ((t) * ((t)-1) / 2 + (s))
+#define TRIANGLE_P(t, s) (6 + (t) * ((t) + 1) / 2 + (s))
+
+static const float zero_row[MAX_K]; /* stands for absent tokens and for an absent bias */
+
+/* How g becomes a base-2 logarithm of the decay, for one head. */
+struct gate_constants {
+    fkda_gate kind;
+    const float *bias;   /* [K], any alignment */
+    float inner, outer;  /* bounded: outer / (1 + 2^(inner (g + bias))); softplus, activated: outer */
+};
+
+/* Up to CHUNK tokens of one head, ready for the passes. */
+struct chunk {
+    float *slots;      /* [CHUNK_GROUPS + 1][K / 16][COEF_ROWS][16] */
+    float *triangles;  /* [CHUNK_GROUPS][TRIANGLE] */
+    float *b;          /* [CHUNK] */
+    float *q_factor, *k_factor; /* [CHUNK]: what makes q^ scale and k^ of a raw row */
+};
+
+struct group_rows {
+    const void *q[GROUP], *k[GROUP], *g[GROUP];
+    float q_factor[GROUP], k_factor[GROUP];
+    float live[GROUP]; /* 1; 0 for a token past the end, which then changes nothing */
+};
+
+static inline struct gate_constants gate_of_head(const struct fkda_plan *plan, int64_t head)
+{
+    struct gate_constants gate = {.kind = plan->gate, .bias = zero_row, .outer = LOG2E};
+    if (plan->gate == FKDA_GATE_ACTIVATED)
+        return gate;
+    float factor = plan->A_log ? expf(plan->A_log[head * plan->A_log_stride]) : 1.0f;
+    if (plan->dt_bias)
+        gate.bias = plan->dt_bias + head * plan->dt_bias_stride_h;
+    gate.inner = -factor * LOG2E;
+    gate.outer = plan->gate == FKDA_GATE_BOUNDED ? plan->lower_bound * LOG2E : gate.inner;
+    return gate;
+}
+
+static inline vf load_channels(const void *row, bool is_bf16, int64_t d)
+{
+    return is_bf16 ? vf_load_bf16((const uint16_t *)row + d) : vf_loadu((const float *)row + d);
+}
+
+static inline vf gate_log2(const struct gate_constants *gate, fkda_gate kind, vf g, int64_t d,
+                           float live)
+{
+    vf outer = vf_set1(gate->outer * live);
+    if (kind == FKDA_GATE_ACTIVATED)
+        return vf_mul(outer, g);
+    vf x = vf_add(g, vf_loadu(gate->bias + d));
+    if (kind == FKDA_GATE_SOFTPLUS)
+        return vf_mul(outer, vm_softplus(x));
+    return vf_mul(outer, vm_sigmoid_exp2(vf_mul(x, vf_set1(gate->inner))));
+}
+
+/* factors[t] = factor / |row t|, or factor itself without norm. */
+static void norm_factors(const struct fkda_plan *plan, const struct fkda_view *view,
+                         const struct fkda_sequence *seq, int64_t key_head, int64_t t0,
+                         int64_t count, float factor, float *factors)
+{
+    bool is_bf16 = view->dtype == FKDA_BF16;
+    for (int64_t base = 0; base < CHUNK; base += VF_LANES) {
+        if (!plan->qk_l2norm) {
+            vf_storeu(factors + base, vf_set1(factor));
+            continue;
+        }
+        vf rows[VF_LANES];
+        for (int64_t i = 0; i < VF_LANES; i++) {
+            rows[i] = vf_zero();
+            if (base + i >= count)
+                continue;
+            const void *row = fkda_row(view, seq, t0 + base + i, key_head, 0);
+            vf even = vf_zero(), odd = vf_zero();
+            for (int64_t d = 0; d < plan->K; d += COEF_BLOCK) {
+                for (int64_t j = d; j < d + COEF_BLOCK; j += VF_LANES) {
+                    vf x = load_channels(row, is_bf16, j);
+                    even = vf_fma(x, x, even);
+                    vf swap = even;
+                    even = odd;
+                    odd = swap;
+                }
+            }
+            rows[i] = vf_add(even, odd);
+        }
+        vf sum = vf_add(vf_sum_rows(rows), vf_set1(1e-6f));
+        vf_storeu(factors + base, vf_div(vf_set1(factor), vf_sqrt(sum)));
+    }
+}
+
+static void prepare_beta(const struct fkda_plan *plan, const struct fkda_sequence *seq,
+                         int64_t head, int64_t t0, int64_t count, float *b)
+{
+    for (int64_t t = 0; t < CHUNK; t++)
+        b[t] = t < count ? fkda_load_element(fkda_row(&plan->beta, seq, t0 + t, head, 0),
+                                             plan->beta.dtype, 0)
+                         : 0.0f;
+    vf doubled = vf_set1(plan->allow_neg_eigval ? 2.0f : 1.0f);
+    for (int64_t t = 0; t < CHUNK; t += VF_LANES) {
+        vf x = vf_loadu(b + t);
+        if (plan->beta_sigmoid)
+            x = vm_sigmoid_exp2(vf_mul(x, vf_set1(-LOG2E)));
+        vf_storeu(b + t, vf_mul(doubled, x));
+    }
+}
+
+/* ---- One group ------------------------------------------------------------------------------- */
+
+/* One vector of channels, from d on: rows of `own` and `next`, and sums of the triangle. */
+static inline void group_channels(const struct group_rows *rows, const struct gate_constants *gate,
+                                  fkda_gate kind, bool is_bf16, int64_t d, float *own, float *next,
+                                  vf sum[TRIANGLE])
+{
+    vf a[GROUP], k[GROUP], q[GROUP], log2_d = vf_zero();
+#pragma GCC unroll 4
+    for (int t = 0; t < GROUP; t++) {
+        vf g = gate_log2(gate, kind, load_channels(rows->g[t], is_bf16, d), d, rows->live[t]);
+        log2_d = vf_add(log2_d, g);
+        a[t] = vm_exp2(g);
+        k[t] = vf_mul(load_channels(rows->k[t], is_bf16, d), vf_set1(rows->k_factor[t]));
+        q[t] = vf_mul(load_channels(rows->q[t], is_bf16, d), vf_set1(rows->q_factor[t]));
+    }
+    vf_store(next + ROW_D * COEF_BLOCK, vm_exp2(log2_d));
+    vf decay = a[0];
+    vf reach[GROUP]; /* reach[s] = k_s a_(s+1) .. a_t */
+#pragma GCC unroll 4
+    for (int t = 0; t < GROUP; t++) {
+        if (t > 0)
+            decay = vf_mul(decay, a[t]);
+        vf_store(own + (ROW_KD + t) * COEF_BLOCK, vf_mul(k[t], decay));
+        vf_store(own + (ROW_QD + t) * COEF_BLOCK, vf_mul(q[t], decay));
+        for (int s = 0; s < t; s++) {
+            reach[s] = vf_mul(reach[s], a[t]);
+            sum[TRIANGLE_A(t, s)] = vf_fma(k[t], reach[s], sum[TRIANGLE_A(t, s)]);
+            sum[TRIANGLE_P(t, s)] = vf_fma(q[t], reach[s], sum[TRIANGLE_P(t, s)]);
+        }
+        reach[t] = k[t];
+        sum[TRIANGLE_P(t, t)] = vf_fma(q[t], k[t], sum[TRIANGLE_P(t, t)]);
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < GROUP; t++)
+        vf_store(next + (ROW_KR + t) * COEF_BLOCK, reach[t]);
+}
+
+static inline void group_body(const struct group_rows *rows, const struct gate_constants *gate,
+                              fkda_gate kind, bool is_bf16, int64_t K, float *own, float *next,
+                              float *triangle)
+{
+    vf sum[TRIANGLE];
+    for (int i = 0; i < TRIANGLE; i++)
+        sum[i] = vf_zero();
+    for (int64_t c = 0; c < K; c += COEF_BLOCK)
+        for (int64_t i = 0; i < COEF_BLOCK; i += VF_LANES)
+            group_channels(rows, gate, kind, is_bf16, c + i, own + c * COEF_ROWS + i,
+                           next + c * COEF_ROWS + i, sum);
+    for (int i = 0; i < TRIANGLE; i += VF_LANES)
+        vf_store(triangle + i, vf_sum_rows(sum + i));
+}
+
+#define GROUP_VARIANT(name, kind, is_bf16)                                                         \
+    static void name(const struct group_rows *rows, const struct gate_constants *gate, int64_t K,  \
+                     float *own, float *next, float *triangle)                                     \
+    {                                                                                              \
+        group_body(rows, gate, kind, is_bf16, K, own, next, triangle);                             \
+    }
+GROUP_VARIANT(group_bounded_bf16, FKDA_GATE_BOUNDED, true)
+GROUP_VARIANT(group_bounded_f32, FKDA_GATE_BOUNDED, false)
+GROUP_VARIANT(group_softplus_bf16, FKDA_GATE_SOFTPLUS, true)
+GROUP_VARIANT(group_softplus_f32, FKDA_GATE_SOFTPLUS, false)
+GROUP_VARIANT(group_activated_bf16, FKDA_GATE_ACTIVATED, true)
+GROUP_VARIANT(group_activated_f32, FKDA_GATE_ACTIVATED, false)
+#undef GROUP_VARIANT
+
+typedef void (*group_function)(const struct group_rows *rows, const struct gate_constants *gate,
+                               int64_t K, float *own, float *next, float *triangle);
+
+static group_function group_for(fkda_gate kind, bool is_bf16)
+{
+    static const group_function variants[3][2] = {
+        [FKDA_GATE_BOUNDED] = {group_bounded_f32, group_bounded_bf16},
+        [FKDA_GATE_SOFTPLUS] = {group_softplus_f32, group_softplus_bf16},
+        [FKDA_GATE_ACTIVATED] = {group_activated_f32, group_activated_bf16},
+    };
+    return variants[kind][is_bf16];
+}
+
+/* ---- One chunk ------------------------------------------------------------------------------- */
+
+/* A row as float32: itself, or converted into `room` [K]. */
+static const void *row_as_f32(const struct fkda_view *view, const void *row, int64_t K, float *room)
+{
+    if (view->dtype == FKDA_F32)
+        return row;
+    for (int64_t d = 0; d < K; d += VF_LANES)
+        vf_storeu(room + d, vf_load_bf16((const uint16_t *)row + d));
+    return room;
+}
+
+/* Tokens t0 .. t0 + count - 1 of one head: fills every field of the chunk. */
+static void prepare_chunk(const struct fkda_plan *plan, const struct fkda_sequence *seq,
+                          int64_t head, int64_t t0, int64_t count, const struct chunk *chunk)
+{
+    int64_t key_head = head / plan->heads_per_key, K = plan->K;
+    bool all_bf16 = plan->q.dtype == FKDA_BF16 && plan->k.dtype == FKDA_BF16 &&
+                    plan->g.dtype == FKDA_BF16;
+    struct gate_constants gate = gate_of_head(plan, head);
+    group_function group = group_for(gate.kind, all_bf16);
+    norm_factors(plan, &plan->q, seq, key_head, t0, count, plan->scale, chunk->q_factor);
+    norm_factors(plan, &plan->k, seq, key_head, t0, count, 1.0f, chunk->k_factor);
+    prepare_beta(plan, seq, head, t0, count, chunk->b);
+    float room[3 * GROUP][MAX_K];
+    for (int64_t first = 0; first < count; first += GROUP) {
+        struct group_rows rows;
+        for (int64_t i = 0; i < GROUP; i++) {
+            int64_t t = first + i;
+            bool live = t < count;
+            rows.live[i] = live ? 1.0f : 0.0f;
+            rows.q_factor[i] = live ? chunk->q_factor[t] : 0.0f;
+            rows.k_factor[i] = live ? chunk->k_factor[t] : 0.0f;
+            rows.q[i] = rows.k[i] = rows.g[i] = zero_row;
+            if (!live)
+                continue;
+            rows.q[i] = fkda_row(&plan->q, seq, t0 + t, key_head, 0);
+            rows.k[i] = fkda_row(&plan->k, seq, t0 + t, key_head, 0);
+            rows.g[i] = fkda_row(&plan->g, seq, t0 + t, head, 0);
+            if (all_bf16)
+                continue;
+            rows.q[i] = row_as_f32(&plan->q, rows.q[i], K, room[3 * i]);
+            rows.k[i] = row_as_f32(&plan->k, rows.k[i], K, room[3 * i + 1]);
+            rows.g[i] = row_as_f32(&plan->g, rows.g[i], K, room[3 * i + 2]);
+        }
+        float *own = chunk->slots + first / GROUP * COEF_ROWS * K;
+        group(&rows, &gate, K, own, own + COEF_ROWS * K, chunk->triangles + first / GROUP * TRIANGLE);
+    }
+}
+
+#endif /* FKDA_PREPARE_INC_H */
