@@ -54,14 +54,18 @@ static void list_isas(uint32_t set, char *text, size_t bytes)
 }
 
 /* A wish (0: none) becomes what will run, or an error that lists what can. */
-static fkda_status choose_isa(fkda_isa *isa, fkda_precision precision, struct fkda_reason reason)
+static fkda_status choose_isa(const fkda_args *args, fkda_isa *isa, fkda_precision precision,
+                              struct fkda_reason reason)
 {
+    const char *isa_from = args->isa != FKDA_ISA_AUTO ? "isa" : "FLASH_KDA_CPU_ISA";
+    const char *precision_from =
+        args->precision != FKDA_PRECISION_DEFAULT ? "precision" : "FLASH_KDA_PRECISION";
     uint32_t usable = fkda_cpu_isa_usable();
     char names[96];
     if (*isa != FKDA_ISA_AUTO && !(usable >> *isa & 1u)) {
         list_isas(usable, names, sizeof names);
         return fkda_fail(reason, FKDA_ERROR_UNSUPPORTED,
-                         "isa: %s is not %s, wanted one of: auto, %s", fkda_isa_name(*isa),
+                         "%s: %s is not %s, wanted one of: auto, %s", isa_from, fkda_isa_name(*isa),
                          fkda_cpu_isa_built() >> *isa & 1u ? "usable on this processor"
                                                            : "in this build",
                          names);
@@ -71,8 +75,9 @@ static fkda_status choose_isa(fkda_isa *isa, fkda_precision precision, struct fk
         if (!usable || (*isa != FKDA_ISA_AUTO && !(usable >> *isa & 1u))) {
             list_isas(usable, names, sizeof names);
             return fkda_fail(reason, FKDA_ERROR_UNSUPPORTED,
-                             "precision: bf16 with isa %s, wanted fp32, or one of the isas: %s",
-                             fkda_isa_name(*isa), usable ? names : "(none is usable here)");
+                             "%s: bf16 with isa %s, wanted fp32, or one of the isas: %s",
+                             precision_from, fkda_isa_name(*isa),
+                             usable ? names : "(none is usable here)");
         }
     }
     if (*isa == FKDA_ISA_AUTO)
@@ -90,7 +95,7 @@ static fkda_status resolve_options(const fkda_args *args, enum fkda_call call,
     /* Decode has one arithmetic; its precision is fp32 whatever prefill is set to. */
     if (call == FKDA_CALL_DECODE || plan->precision == FKDA_PRECISION_DEFAULT)
         plan->precision = FKDA_PRECISION_FP32;
-    return choose_isa(&plan->isa, plan->precision, reason);
+    return choose_isa(args, &plan->isa, plan->precision, reason);
 }
 
 /* ---- Calls ----------------------------------------------------------------------------------- */

@@ -118,6 +118,7 @@ void problem_init(struct problem *p, struct problem_sizes sizes)
     const int64_t gate[] = {p->B, p->T, p->HV, p->K}, state[] = {p->N, p->HV, p->V, p->K};
     fkda_args_init(&p->args);
     p->args.scale = 1.0 / sqrt((double)p->K);
+    p->args.num_threads = 1; /* hundreds of calls of microseconds each */
     p->args.q = problem_random(p, FKDA_F32, 4, key);
     p->args.k = problem_random(p, FKDA_F32, 4, key);
     p->args.v = problem_random(p, FKDA_F32, 4, value);

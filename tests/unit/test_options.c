@@ -146,6 +146,7 @@ static void test_calls_read_the_environment(void **state)
         setenv(names[i], "nonsense", 1);
         struct problem p;
         problem_init(&p, (struct problem_sizes){.T = 3});
+        p.args.num_threads = 0;
         problem_refused(&p, fkda_forward, FKDA_ERROR_INVALID_ARGUMENT, names[i]);
         problem_run(&p, fkda_reference);
         fkda_info info;
@@ -164,6 +165,7 @@ static void test_calls_read_the_environment(void **state)
     fkda_report report;
     problem_init(&p, (struct problem_sizes){.T = 3, .H = 4});
     p.args.report = &report;
+    p.args.num_threads = 0;
     problem_run(&p, fkda_forward);
     assert_string_equal(report.kernel, "cpu/portable/prefill_fp32");
     assert_int_equal(report.num_threads, 1);
