@@ -4,8 +4,8 @@
     python3 scripts/make_data_slice.py FULL.safetensors [--layers 0,5] [--tokens 512]
 
 Writes data/kda_trained_slice.safetensors and, from what is in it, data/README.md. Needs nothing
-beyond the standard library. The first tokens of a layer are a sequence of their own (the operator is
-causal), so the slice is as real as the whole. Running it again gives the same bytes.
+beyond the standard library. The first tokens of a layer are a sequence of their own (the operator
+is causal), so the slice is as real as the whole. Running it again gives the same bytes.
 """
 
 import argparse
@@ -130,7 +130,7 @@ def shapes_table(tensors):
 
 CARD_TEXT = """# Data card: kda_trained_slice.safetensors
 
-<!-- Written by scripts/make_data_slice.py from the file itself; change the script, not this text. -->
+<!-- Written by scripts/make_data_slice.py from the file itself: change the script, not this. -->
 
 ## What it is
 The inputs of Kimi Delta Attention in {count} layers ({layers}) of a trained model, the first
@@ -145,8 +145,9 @@ The model, as the file's metadata names it:
 It predicts the next byte of a text; nothing of its weights, its text or its outputs is in the file.
 
 ## How it was made
-`scripts/make_data_slice.py` takes the layers out of a recording of the operator's inputs, cuts every
-per-token tensor after {tokens} tokens and changes no value: names, BF16 and F32 as recorded. Metadata added: `scale` = {scale} (1 / sqrt(128)).
+`scripts/make_data_slice.py` takes the layers out of a recording of the operator's inputs, cuts
+every per-token tensor after {tokens} tokens and changes no value: names, BF16 and F32 as recorded.
+Metadata added: `scale` = {scale} (1 / sqrt(128)).
 
 With the recording itself, more tokens and layers can be used: set the environment variable
 `FLASH_KDA_DATA` to its path, and tests and scripts take it instead of the slice.

@@ -112,7 +112,7 @@ def draw_decays(axes, layer, last):
     axes.set_xlim(edges[0], edges[-1])
     axes.set_yticks([])
     if last:
-        axes.set_xlabel("decay per token, -g (dashed: median; the outer bins take what lies beyond)")
+        axes.set_xlabel("decay per token, -g (dashed: median; outer bins: what lies beyond)")
     else:
         axes.set_xticklabels([])
 

@@ -49,6 +49,14 @@ static const struct option long_options[] = {
     {NULL, 0, NULL, 0},
 };
 
+static const char *option_name(int option)
+{
+    const struct option *entry = long_options;
+    while (entry->name && entry->val != option)
+        entry++;
+    return entry->name ? entry->name : "";
+}
+
 /* Which group of enum option_bit an option belongs to; 0: every command takes it. */
 static unsigned option_group(int option)
 {
@@ -260,8 +268,8 @@ int fkda_parse_options(int argc, char **argv, unsigned accepted, struct options 
                                     given);
         unsigned group = option_group(option);
         if (group && !(accepted & group))
-            return fkda_print_error(EXIT_USAGE, options, "'%s': not an option of this command",
-                                    given);
+            return fkda_print_error(EXIT_USAGE, options, "--%s: not an option of this command",
+                                    option_name(option));
         int code = parse_value(option, optarg, accepted, options);
         if (code)
             return code;

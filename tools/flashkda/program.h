@@ -57,7 +57,7 @@ bool fkda_parse_scale(const char *text, double *scale);
 /* "none" or a number in [-5, 0]. */
 bool fkda_parse_lower_bound(const char *text, fkda_gate *gate, double *lower_bound);
 
-/* main.c. "flashkda run: ..." on stderr; returns `code`. */
+/* console.c. "flashkda run: ..." on stderr; returns `code`. */
 int fkda_print_error(int code, const struct options *options, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* Prints and deletes `json`. Returns EXIT_OK, or EXIT_LIBRARY after a message (no memory). */

@@ -43,7 +43,7 @@ void fkda_add_errors(struct error_sums *sums, const fkda_tensor *got, const fkda
                     double error = fkda_load_element(got, i + d * x[3]) - value;
                     sums->error += error * error;
                     sums->reference += value * value;
-                    if (!(fabs(error) <= sums->largest)) /* a NaN stays */
+                    if (isnan(error) || fabs(error) > sums->largest) /* a NaN stays */
                         sums->largest = fabs(error);
                 }
             }
@@ -55,7 +55,7 @@ void fkda_merge_errors(struct error_sums *sums, const struct error_sums *part)
 {
     sums->error += part->error;
     sums->reference += part->reference;
-    if (!(part->largest <= sums->largest))
+    if (isnan(part->largest) || part->largest > sums->largest)
         sums->largest = part->largest;
 }
 
