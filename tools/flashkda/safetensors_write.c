@@ -134,7 +134,8 @@ static enum fkda_file_status fill_temporary(struct safetensors_writer *writer, c
     if (error)
         return fail(reason, FKDA_FILE_ERROR_SYSTEM, "cannot reserve %zu bytes: %s", writer->size,
                     strerror(error));
-    void *mapping = mmap(NULL, writer->size, PROT_READ | PROT_WRITE, MAP_SHARED, writer->file, 0);
+    void *mapping = mmap(NULL, writer->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE,
+                         writer->file, 0);
     if (mapping == MAP_FAILED)
         return fail(reason, FKDA_FILE_ERROR_SYSTEM, "cannot map %zu bytes: %s", writer->size,
                     strerror(errno));
