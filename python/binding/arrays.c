@@ -147,7 +147,7 @@ static int fail_dtype(PyObject *object, const char *name)
     PyObject *dtype = PyObject_GetAttrString(object, "dtype");
     PyErr_Clear();
     PyErr_Format(PyExc_TypeError,
-                 "%s: dtype is %S, wanted one of bfloat16, float32, float64, int32, int64", name,
+                 "%s: dtype %S, wanted one of bfloat16, float32, float64, int32, int64", name,
                  dtype ? dtype : Py_None);
     Py_XDECREF(dtype);
     return -1;
@@ -183,8 +183,8 @@ static int copy_description(const struct fkda_dl_tensor *dl, const char *name,
 {
     fkda_tensor *tensor = &result->tensor;
     if (dl->ndim > FKDA_MAX_NDIM) {
-        PyErr_Format(PyExc_ValueError, "%s: has %d dimensions, wanted at most %d", name,
-                     (int)dl->ndim, FKDA_MAX_NDIM);
+        PyErr_Format(PyExc_ValueError, "%s: %d dimensions, wanted at most %d", name, (int)dl->ndim,
+                     FKDA_MAX_NDIM);
         return -1;
     }
     tensor->data = dl->data ? (char *)dl->data + dl->byte_offset : NULL;
@@ -260,7 +260,7 @@ static int read_through_dlpack(struct fkda_array_reader *reader, const struct fk
 {
     if (!PyObject_HasAttrString((PyObject *)Py_TYPE(object), "__dlpack__")) {
         PyErr_Format(PyExc_TypeError,
-                     "%s: is a %R, wanted a tensor (an object with __dlpack__, such as a "
+                     "%s: a %R, wanted a tensor (an object with __dlpack__, such as a "
                      "torch.Tensor or a numpy.ndarray)",
                      name, (PyObject *)Py_TYPE(object));
         return -1;
@@ -289,7 +289,7 @@ static int read_through_dlpack(struct fkda_array_reader *reader, const struct fk
         const struct fkda_dl_managed_versioned *managed =
             PyCapsule_GetPointer(capsule, "dltensor_versioned");
         if (managed->version.major != FKDA_DL_MAJOR) {
-            PyErr_Format(PyExc_TypeError, "%s: is exported as DLPack %u, wanted version %u", name,
+            PyErr_Format(PyExc_TypeError, "%s: exported as DLPack %u, wanted version %u", name,
                          (unsigned)managed->version.major, FKDA_DL_MAJOR);
             return -1;
         }
@@ -303,7 +303,7 @@ static int read_through_dlpack(struct fkda_array_reader *reader, const struct fk
         return -1;
     }
     if (written && read_only) {
-        PyErr_Format(PyExc_ValueError, "%s: is read-only, wanted writable memory", name);
+        PyErr_Format(PyExc_ValueError, "%s: read-only, wanted writable memory", name);
         return -1;
     }
     if (bfloat16)
@@ -349,7 +349,7 @@ static int refuse_negative_view(struct fkda_array_reader *reader, PyObject *obje
     if (negative != Py_True)
         return 0;
     PyErr_Format(PyExc_ValueError,
-                 "%s: is a negated view (is_neg() is True), wanted memory that holds the values; "
+                 "%s: a negated view (is_neg() is True), wanted memory that holds the values; "
                  "call resolve_neg() on it",
                  name);
     return -1;

@@ -8,7 +8,9 @@
  */
 #include <Python.h>
 
+#include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "arrays.h"
 
@@ -132,11 +134,19 @@ static bool is_host(struct fkda_dl_device device)
            device.type == FKDA_DL_ROCM_HOST;
 }
 
-static const char *device_name(struct fkda_dl_device device)
+struct device_text {
+    char text[32];
+};
+
+static struct device_text name_device(struct fkda_dl_device device)
 {
+    struct device_text name;
     if (is_host(device))
-        return "cpu";
-    return device.type == FKDA_DL_CUDA || device.type == FKDA_DL_CUDA_MANAGED ? "cuda" : "device";
+        snprintf(name.text, sizeof name.text, "cpu");
+    else
+        snprintf(name.text, sizeof name.text, device.type == FKDA_DL_CUDA ? "cuda:%d" : "device %d",
+                 (int)device.index);
+    return name;
 }
 
 /* Every tensor lives where the first one does; CUDA work goes to that framework's current stream. */
@@ -150,10 +160,8 @@ static int bind_device(struct bound_call *call, const char *name, const struct f
     if (call->first_name) {
         if (device.type == call->device.type && device.index == call->device.index)
             return 0;
-        PyErr_Format(PyExc_ValueError,
-                     "%s: is on %s:%d, but %s is on %s:%d; wanted all tensors on one device", name,
-                     device_name(device), (int)device.index, call->first_name,
-                     device_name(call->device), (int)call->device.index);
+        PyErr_Format(PyExc_ValueError, "%s: on %s, wanted %s (the device of %s)", name,
+                     name_device(device).text, name_device(call->device).text, call->first_name);
         return -1;
     }
     call->first_name = name;
@@ -162,7 +170,7 @@ static int bind_device(struct bound_call *call, const char *name, const struct f
         return 0;
     if (device.type != FKDA_DL_CUDA) {
         PyErr_Format(PyExc_RuntimeError,
-                     "%s: is on a device of DLPack type %d, wanted the CPU or a CUDA device", name,
+                     "%s: on a device of DLPack type %d, wanted the CPU or a CUDA device", name,
                      (int)device.type);
         return -1;
     }
@@ -193,8 +201,7 @@ static int bind_tensor(struct bound_call *call, const struct parameter *paramete
         return 0;
     }
     if (!array.row_major) {
-        PyErr_Format(PyExc_ValueError, "%s: has gaps between its elements, wanted a contiguous one",
-                     parameter->name);
+        PyErr_Format(PyExc_ValueError, "%s: strided, wanted contiguous memory", parameter->name);
         return -1;
     }
     /* NULL would mean "none given"; an empty one is one that is too small. */
@@ -206,7 +213,7 @@ static int bind_tensor(struct bound_call *call, const struct parameter *paramete
 
 static int fail_type(const char *name, const char *wanted, PyObject *object)
 {
-    PyErr_Format(PyExc_TypeError, "%s: is %R, wanted %s", name, object, wanted);
+    PyErr_Format(PyExc_TypeError, "%s: %R, wanted %s", name, object, wanted);
     return -1;
 }
 
@@ -246,7 +253,7 @@ static int bind_isa(struct bound_call *call, const char *name, PyObject *object)
         }
     PyErr_Clear();
     PyErr_Format(PyUnicode_Check(object) ? PyExc_ValueError : PyExc_TypeError,
-                 "%s: is %R, wanted None or one of 'auto', 'portable', 'avx2', 'avx512', "
+                 "%s: %R, wanted None or one of 'auto', 'portable', 'avx2', 'avx512', "
                  "'avx512_bf16', 'amx_bf16'",
                  name, object);
     return -1;
@@ -261,7 +268,7 @@ static int bind_precision(struct bound_call *call, const char *name, PyObject *o
         call->args.precision = FKDA_PRECISION_BF16;
     else {
         PyErr_Format(text ? PyExc_ValueError : PyExc_TypeError,
-                     "%s: is %R, wanted None, 'fp32' or 'bf16'", name, object);
+                     "%s: %R, wanted None, 'fp32' or 'bf16'", name, object);
         return -1;
     }
     return 0;
@@ -275,8 +282,8 @@ static int bind_threads(struct bound_call *call, const char *name, PyObject *obj
     if (value == -1 && PyErr_Occurred())
         PyErr_Clear(); /* too large for a long: reported like any other wrong value */
     if (value < 1 || value > INT32_MAX) {
-        PyErr_Format(PyExc_ValueError, "%s: is %R, wanted None or an int from 1 to %d", name,
-                     object, INT32_MAX);
+        PyErr_Format(PyExc_ValueError, "%s: %R, wanted None or an int from 1 to %d", name, object,
+                     INT32_MAX);
         return -1;
     }
     call->args.num_threads = (int32_t)value;
@@ -360,7 +367,7 @@ static PyObject *raise_status(fkda_status status, const char *reason)
 {
     PyObject *kind = PyExc_RuntimeError;
     if (status == FKDA_ERROR_INVALID_ARGUMENT)
-        kind = strstr(reason, "dtype") ? PyExc_TypeError : PyExc_ValueError;
+        kind = strstr(reason, ": dtype ") ? PyExc_TypeError : PyExc_ValueError;
     else if (status == FKDA_ERROR_UNSUPPORTED)
         kind = PyExc_NotImplementedError; /* a RuntimeError */
     else if (status == FKDA_ERROR_WORKSPACE)
@@ -418,6 +425,46 @@ static PyObject *py_reference(PyObject *module, PyObject *const *objects, Py_ssi
     return run_call(module, &entry_reference, objects, count);
 }
 
+/* time_call(name, count, *arguments): seconds that `count` calls of the library take with these
+ * arguments, bound once. What as many Python calls take above that is the binding's overhead. */
+static PyObject *py_time_call(PyObject *module, PyObject *const *objects, Py_ssize_t count)
+{
+    static const struct entry_point *const entries[] = {&entry_fwd, &entry_decode,
+                                                        &entry_reference};
+    const struct entry_point *entry = NULL;
+    for (size_t i = 0; count > 2 && i < sizeof entries / sizeof entries[0]; i++)
+        if (PyUnicode_Check(objects[0]) &&
+            PyUnicode_CompareWithASCIIString(objects[0], entries[i]->name) == 0)
+            entry = entries[i];
+    long repeats = entry ? PyLong_AsLong(objects[1]) : 0;
+    if (repeats < 1) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError,
+                            "time_call: wanted a call's name, a count from 1, and "
+                            "the arguments of the call");
+        return NULL;
+    }
+    struct bound_call call;
+    int bound = bind_call(&call, entry, PyModule_GetState(module), objects + 2, count - 2);
+    PyObject *result = NULL;
+    if (bound == 0) {
+        char reason[FKDA_REASON_BYTES] = "";
+        fkda_status status = FKDA_OK;
+        struct timespec begin, end;
+        timespec_get(&begin, TIME_UTC);
+        for (long i = 0; i < repeats && status == FKDA_OK; i++)
+            status = entry->call(&call.args, reason, sizeof reason);
+        timespec_get(&end, TIME_UTC);
+        double seconds =
+            (double)(end.tv_sec - begin.tv_sec) + 1e-9 * (double)(end.tv_nsec - begin.tv_nsec);
+        result = status == FKDA_OK ? PyFloat_FromDouble(seconds) : raise_status(status, reason);
+    } else if (bound == 1) {
+        PyErr_SetString(PyExc_TypeError, "time_call: wanted plain tensors");
+    }
+    release_call(&call);
+    return result;
+}
+
 /* workspace_size(T_total, H, N, K, V): shapes only, as the library promises not to look at data. */
 static PyObject *py_workspace_size(PyObject *module, PyObject *args)
 {
@@ -426,8 +473,8 @@ static PyObject *py_workspace_size(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "LLLLL", &T, &H, &N, &K, &V))
         return NULL;
     if (T < 0 || H < 1 || N < 0) {
-        PyErr_Format(PyExc_ValueError,
-                     "T_total, H, N: are %lld, %lld, %lld, wanted at least 0, 1, 0", T, H, N);
+        PyErr_Format(PyExc_ValueError, "T_total, H, N: %lld, %lld, %lld, wanted at least 0, 1, 0",
+                     T, H, N);
         return NULL;
     }
     static char not_read;
@@ -499,6 +546,7 @@ static PyMethodDef methods[] = {
     {"fwd", (PyCFunction)(void (*)(void))py_fwd, METH_FASTCALL, NULL},
     {"decode", (PyCFunction)(void (*)(void))py_decode, METH_FASTCALL, NULL},
     {"reference", (PyCFunction)(void (*)(void))py_reference, METH_FASTCALL, NULL},
+    {"time_call", (PyCFunction)(void (*)(void))py_time_call, METH_FASTCALL, NULL},
     {"workspace_size", py_workspace_size, METH_VARARGS, NULL},
     {"info", py_info, METH_NOARGS, NULL},
     {"last_report", py_last_report, METH_NOARGS, NULL},

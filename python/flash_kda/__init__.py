@@ -278,9 +278,9 @@ def reference(
 ):
     """The definition: what fwd computes, token by token in float64, on CPU tensors. Returns None.
 
-    Slow, single-threaded, and meant for tests. Arguments and errors are those of fwd; out,
-    initial_state and final_state may also be float64, so that nothing is rounded. It makes no
-    checkpoints and needs no workspace: giving checkpoint_state is an error, a workspace is unused.
+    Slow, single-threaded, and meant for tests. Arguments and errors are those of fwd; out and the
+    states may also be float64, so that nothing is rounded. It needs no workspace: one is accepted,
+    so that a call of fwd can be repeated as it is, and left alone.
     """
     result = _C.reference(
         q,
