@@ -88,7 +88,8 @@ static bool has_own_dispatch(PyObject *type, PyObject *torch_tensor)
 
 static struct fkda_array_type *learn_type(struct fkda_array_reader *reader, PyObject *type)
 {
-    struct fkda_array_type found = {.table = find_table(type)};
+    struct fkda_array_type found = {.table = find_table(type),
+                                    .exports = PyObject_HasAttrString(type, "__dlpack__")};
     PyObject *torch_tensor = find_loaded("torch", "Tensor");
     if (torch_tensor && is_subclass_of(type, torch_tensor)) {
         found.torch = true;
@@ -199,40 +200,53 @@ static int copy_description(const struct fkda_dl_tensor *dl, const char *name,
             result->row_major = false;
         row_major_stride *= tensor->shape[i];
     }
+    if (row_major_stride == 0)
+        result->row_major = true; /* empty: its strides mean nothing */
     result->bytes = (size_t)row_major_stride * (((size_t)dl->dtype.bits * dl->dtype.lanes + 7) / 8);
     result->device = dl->device;
     return 0;
 }
 
-/* object.__dlpack__(...): first as DLPack 1.x wants it, then as older producers know it. */
-static PyObject *call_dlpack(struct fkda_array_reader *reader, PyObject *object)
+/* Where the tensor lives, as its producer tells; NumPy arrays are not asked. */
+static int ask_device(struct fkda_array_reader *reader, const struct fkda_array_type *type,
+                      PyObject *object, bool *cuda)
 {
+    *cuda = false;
+    if (type->numpy)
+        return 0;
     PyObject *device = PyObject_CallMethodObjArgs(object, reader->name_dlpack_device, NULL);
-    PyObject *type = device ? PySequence_GetItem(device, 0) : NULL;
+    PyObject *kind = device ? PySequence_GetItem(device, 0) : NULL;
+    long value = kind ? PyLong_AsLong(kind) : -1;
     Py_XDECREF(device);
-    long device_type = type ? PyLong_AsLong(type) : -1;
-    Py_XDECREF(type);
-    PyObject *method = PyErr_Occurred() ? NULL : PyObject_GetAttr(object, reader->name_dlpack);
-    if (!method)
+    Py_XDECREF(kind);
+    *cuda = value == FKDA_DL_CUDA || value == FKDA_DL_CUDA_MANAGED;
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* object.__dlpack__(...): first as DLPack 1.x wants it, then as older producers know it. On CUDA,
+ * stream -1 asks the producer not to synchronise: the call runs on its current stream. */
+static PyObject *call_dlpack(struct fkda_array_reader *reader, const struct fkda_array_type *type,
+                             PyObject *object)
+{
+    bool cuda;
+    if (ask_device(reader, type, object, &cuda) != 0)
         return NULL;
-    /* On CUDA, -1 asks the producer not to synchronise: the call runs on its current stream. */
-    bool cuda = device_type == FKDA_DL_CUDA || device_type == FKDA_DL_CUDA_MANAGED;
+    PyObject *method = PyObject_GetAttr(object, reader->name_dlpack);
     PyObject *none = PyTuple_New(0);
-    PyObject *versioned = cuda ? Py_BuildValue("{s:i,s:(ii)}", "stream", -1, "max_version", 1, 0)
-                               : Py_BuildValue("{s:(ii)}", "max_version", 1, 0);
-    PyObject *plain = cuda ? Py_BuildValue("{s:i}", "stream", -1) : PyDict_New();
+    PyObject *keywords = cuda ? Py_BuildValue("{s:i,s:(ii)}", "stream", -1, "max_version", 1, 0)
+                              : Py_BuildValue("{s:(ii)}", "max_version", 1, 0);
     PyObject *capsule = NULL;
-    if (none && versioned && plain) {
-        capsule = PyObject_Call(method, none, versioned);
+    if (method && none && keywords) {
+        capsule = PyObject_Call(method, none, keywords);
         if (!capsule && PyErr_ExceptionMatches(PyExc_TypeError)) {
             PyErr_Clear();
-            capsule = PyObject_Call(method, none, plain);
+            if (PyDict_DelItemString(keywords, "max_version") == 0)
+                capsule = PyObject_Call(method, none, keywords);
         }
     }
+    Py_XDECREF(method);
     Py_XDECREF(none);
-    Py_XDECREF(versioned);
-    Py_XDECREF(plain);
-    Py_DECREF(method);
+    Py_XDECREF(keywords);
     return capsule;
 }
 
@@ -242,12 +256,16 @@ static PyObject *view_numpy_bfloat16(PyObject *object, bool *bfloat16)
 {
     *bfloat16 = false;
     PyObject *dtype = PyObject_GetAttrString(object, "dtype");
-    PyObject *name = dtype ? PyObject_GetAttrString(dtype, "name") : NULL;
-    Py_XDECREF(dtype);
-    if (name)
-        *bfloat16 = PyUnicode_CompareWithASCIIString(name, "bfloat16") == 0;
+    PyObject *kind = dtype ? PyObject_GetAttrString(dtype, "kind") : NULL;
+    /* The name is worked out at every look, the kind is there: 'V' for types from outside. */
+    if (kind && PyUnicode_CompareWithASCIIString(kind, "V") == 0) {
+        PyObject *name = PyObject_GetAttrString(dtype, "name");
+        *bfloat16 = name && PyUnicode_CompareWithASCIIString(name, "bfloat16") == 0;
+        Py_XDECREF(name);
+    }
     PyErr_Clear();
-    Py_XDECREF(name);
+    Py_XDECREF(kind);
+    Py_XDECREF(dtype);
     if (*bfloat16)
         return PyObject_CallMethod(object, "view", "s", "uint16");
     Py_INCREF(object);
@@ -258,7 +276,7 @@ static int read_through_dlpack(struct fkda_array_reader *reader, const struct fk
                                PyObject *object, const char *name, bool written,
                                struct fkda_array *result)
 {
-    if (!PyObject_HasAttrString((PyObject *)Py_TYPE(object), "__dlpack__")) {
+    if (!type->exports) {
         PyErr_Format(PyExc_TypeError,
                      "%s: a %R, wanted a tensor (an object with __dlpack__, such as a "
                      "torch.Tensor or a numpy.ndarray)",
@@ -275,7 +293,7 @@ static int read_through_dlpack(struct fkda_array_reader *reader, const struct fk
         Py_INCREF(object);
         exported = object;
     }
-    PyObject *capsule = exported ? call_dlpack(reader, exported) : NULL;
+    PyObject *capsule = exported ? call_dlpack(reader, type, exported) : NULL;
     Py_XDECREF(exported);
     if (!capsule)
         return fail_because(PyErr_ExceptionMatches(PyExc_TypeError) ? PyExc_TypeError
@@ -338,10 +356,16 @@ static int refuse_gradient(struct fkda_array_call *call, PyObject *object, const
     return -1;
 }
 
-/* Real views of a conjugated complex tensor store the negative of their value. */
+/* x.conj().imag stores the negative of its value. It skips over the real parts, so it has no
+ * dimension of stride 1, and asking (0.1 us) can be left out for tensors that have one. */
 static int refuse_negative_view(struct fkda_array_reader *reader, PyObject *object,
-                                const char *name)
+                                const char *name, const fkda_tensor *tensor)
 {
+    if (tensor->dtype != FKDA_F32 && tensor->dtype != FKDA_F64)
+        return 0;
+    for (int i = 0; i < tensor->ndim; i++)
+        if (tensor->stride[i] == 1)
+            return 0;
     PyObject *negative = PyObject_CallMethodObjArgs(object, reader->name_is_neg, NULL);
     if (!negative)
         return -1;
@@ -384,6 +408,5 @@ int fkda_read_array(struct fkda_array_call *call, PyObject *object, const char *
         return -1;
     if (use != FKDA_ARRAY_BYTES && result->tensor.dtype == FKDA_DTYPE_INVALID)
         return fail_dtype(object, name);
-    bool wide = result->tensor.dtype == FKDA_F32 || result->tensor.dtype == FKDA_F64;
-    return type.torch && wide ? refuse_negative_view(reader, object, name) : 0;
+    return type.torch ? refuse_negative_view(reader, object, name, &result->tensor) : 0;
 }

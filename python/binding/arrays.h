@@ -12,6 +12,7 @@
 struct fkda_array_type {
     PyObject *type;                    /* owned; NULL: an empty entry */
     const struct fkda_dl_table *table; /* NULL: read through __dlpack__ */
+    bool exports;                      /* it has __dlpack__ */
     bool torch;                        /* torch.Tensor or a subclass */
     bool dispatches;                   /* a subclass with a __torch_dispatch__ of its own */
     bool numpy;                        /* numpy.ndarray or a subclass */

@@ -389,19 +389,19 @@ static PyObject *run_call(PyObject *module, const struct entry_point *entry,
         Py_INCREF(result);
     } else if (bound == 0) {
         char reason[FKDA_REASON_BYTES] = "";
-        fkda_status status;
-        Py_BEGIN_ALLOW_THREADS status = entry->call(&call.args, reason, sizeof reason);
-        Py_END_ALLOW_THREADS if (status == FKDA_OK)
-        {
+        PyThreadState *thread = PyEval_SaveThread();
+        fkda_status status = entry->call(&call.args, reason, sizeof reason);
+        PyEval_RestoreThread(thread);
+        if (status == FKDA_OK) {
             last.call = entry->name;
             last.report = call.report;
             last.num_calls++;
             result = Py_None;
             Py_INCREF(result);
-        }
-        else
-        {
-            raise_status(status, reason);
+        } else {
+            /* The library knows decode's state by the field that holds it. */
+            bool state = entry == &entry_decode && strncmp(reason, "final_state", 11) == 0;
+            raise_status(status, state ? reason + 6 : reason);
         }
     }
     release_call(&call);
