@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# run_fuzz.sh TARGET [LIBFUZZER OPTION...]: runs a fuzz target in an empty folder beside it, for
+# FUZZ_SECONDS (default 20). A crash leaves its input there and prints it in base64.
+set -euo pipefail
+
+target=$1
+shift
+work=$target.work
+rm -rf "$work"
+mkdir -p "$work/corpus"
+cd "$work"
+# Warnings of ctest's own environment stay out: the library reads these.
+unset FLASH_KDA_CPU_ISA FLASH_KDA_PRECISION FLASH_KDA_NUM_THREADS
+"$target" -max_total_time="${FUZZ_SECONDS:-20}" -max_len=512 -timeout=20 -rss_limit_mb=2048 \
+    -print_final_stats=1 "$@" corpus 2>log || {
+    status=$?
+    tail -n 60 log >&2
+    for file in crash-* oom-* timeout-* leak-*; do
+        [ -e "$file" ] || continue
+        echo "$file (base64):" >&2
+        base64 "$file" >&2
+    done
+    exit "$status"
+}
+tail -n 8 log
