@@ -11,7 +11,9 @@ PROGRAM = Path(__file__).resolve().parents[1] / "summary.py"
 PASSED = '<testcase name="a" classname="x"/>'
 FAILED = '<testcase name="b" classname="x"><failure message="no"/></testcase>'
 SKIPPED = '<testcase name="c" classname="x"><skipped message="no such processor"/></testcase>'
-MISSING = '<testcase name="d"><skipped/><system-out>Unable to find executable: d</system-out></testcase>'
+MISSING = (
+    '<testcase name="d"><skipped/><system-out>Unable to find executable: d</system-out></testcase>'
+)
 CMOCKA_LINES = """[==========] Running 3 test(s).
 [ RUN      ] one
 [       OK ] one
