@@ -10,6 +10,7 @@ static const char help[] =
     "  flashkda run IN.safetensors -o OUT.safetensors   compute out and final_state\n"
     "  flashkda check IN.safetensors                    compare them with the float64 definition\n"
     "  flashkda info                                    what this build and machine can do\n"
+    "  flashkda bench                                   speed beside the machine's own ceiling\n"
     "\n"
     "`flashkda COMMAND --help` explains a command; `flashkda --version` prints the version.\n"
     "\n"
@@ -24,6 +25,7 @@ static const struct {
     {"run", fkda_command_run},
     {"check", fkda_command_check},
     {"info", fkda_command_info},
+    {"bench", fkda_command_bench},
 };
 
 static int run_command(int argc, char **argv, const struct options *options)
@@ -44,7 +46,7 @@ static int run_command(int argc, char **argv, const struct options *options)
         if (!strcmp(argv[1], commands[i].name))
             return commands[i].run(argc - 1, argv + 1);
     }
-    return fkda_print_error(EXIT_USAGE, options, "'%s' is not a command: run, check or info",
+    return fkda_print_error(EXIT_USAGE, options, "'%s' is not a command: run, check, info or bench",
                             argv[1]);
 }
 
