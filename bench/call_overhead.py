@@ -8,6 +8,8 @@ work small; the overhead does not depend on shapes.
 """
 
 import argparse
+import contextlib
+import functools
 import json
 import time
 
@@ -15,7 +17,6 @@ import numpy as np
 
 import flash_kda
 from flash_kda import _C
-
 
 BATCH = 20  # calls between two looks at the clock
 REPEATS = 3000
@@ -76,7 +77,8 @@ def measure(make, guard):
             if name == "fwd":
                 options["workspace"] = workspace
                 bound = (workspace, *bound)
-            python, c = compare(lambda: call(*arguments, **options), name, (*arguments, *bound))
+            whole = functools.partial(call, *arguments, **options)
+            python, c = compare(whole, name, (*arguments, *bound))
             results[name] = {"python_us": python * 1e6, "c_us": c * 1e6}
     return results
 
@@ -85,8 +87,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     as_json = parser.parse_args().json
-    import contextlib
-
     import torch
 
     cases = {

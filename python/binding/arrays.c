@@ -124,22 +124,43 @@ static struct fkda_array_type *find_type(struct fkda_array_reader *reader, PyObj
 
 /* ---- Errors ---------------------------------------------------------------------------------- */
 
-/* Raises `kind` with the pending exception as its cause and its text at the end of the message. */
-static int fail_because(PyObject *kind, const char *name, const char *what)
+/* Makes an exception that was fetched the cause of the one that is set; takes all references. */
+static void set_cause(PyObject *cause_type, PyObject *cause, PyObject *cause_traceback)
+{
+    PyObject *type, *raised, *traceback;
+    PyErr_Fetch(&type, &raised, &traceback);
+    PyErr_NormalizeException(&type, &raised, &traceback);
+    if (cause && cause_traceback)
+        PyException_SetTraceback(cause, cause_traceback);
+    if (cause)
+        PyException_SetCause(raised, cause); /* takes the reference */
+    PyErr_Restore(type, raised, traceback);
+    Py_XDECREF(cause_type);
+    Py_XDECREF(cause_traceback);
+}
+
+/* The producer refused: a sparse tensor, one without memory, a dtype it cannot export, ... */
+static int fail_unreadable(PyObject *object, const char *name)
 {
     PyObject *type, *cause, *traceback;
     PyErr_Fetch(&type, &cause, &traceback);
     PyErr_NormalizeException(&type, &cause, &traceback);
-    PyErr_Format(kind, "%s: %s: %S", name, what, cause ? cause : Py_None);
 
-    PyObject *new_type, *raised, *new_traceback;
-    PyErr_Fetch(&new_type, &raised, &new_traceback);
-    PyErr_NormalizeException(&new_type, &raised, &new_traceback);
-    if (cause)
-        PyException_SetCause(raised, cause); /* takes the reference */
-    PyErr_Restore(new_type, raised, new_traceback);
-    Py_XDECREF(type);
-    Py_XDECREF(traceback);
+    char why[160] = ""; /* the first line; torch goes on with a stack of C++ frames */
+    PyObject *text = cause ? PyObject_Str(cause) : NULL;
+    const char *line = text ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
+    if (line) {
+        size_t length = strcspn(line, "\n");
+        length = length < sizeof why ? length : sizeof why - 1;
+        memcpy(why, line, length);
+    }
+    Py_XDECREF(text);
+    PyErr_Clear();
+    PyErr_Format(PyExc_ValueError,
+                 "%s: a %R whose memory cannot be read in place (%s), wanted a dense tensor on the "
+                 "CPU or a CUDA device",
+                 name, (PyObject *)Py_TYPE(object), why);
+    set_cause(type, cause, traceback);
     return -1;
 }
 
@@ -296,9 +317,7 @@ static int read_through_dlpack(struct fkda_array_reader *reader, const struct fk
     PyObject *capsule = exported ? call_dlpack(reader, type, exported) : NULL;
     Py_XDECREF(exported);
     if (!capsule)
-        return fail_because(PyErr_ExceptionMatches(PyExc_TypeError) ? PyExc_TypeError
-                                                                    : PyExc_ValueError,
-                            name, "this tensor cannot be read in place");
+        return fail_unreadable(object, name);
     result->owner = capsule;
 
     struct fkda_dl_tensor dl;
@@ -384,9 +403,7 @@ static int read_through_table(const struct fkda_array_type *type, PyObject *obje
 {
     struct fkda_dl_tensor dl;
     if (type->table->borrow(object, &dl) != 0)
-        return fail_because(PyErr_ExceptionMatches(PyExc_TypeError) ? PyExc_TypeError
-                                                                    : PyExc_RuntimeError,
-                            name, "this tensor's memory cannot be read");
+        return fail_unreadable(object, name);
     result->table = type->table;
     return copy_description(&dl, name, result);
 }

@@ -98,8 +98,8 @@ def fwd(
             the final_state of that prefix run alone.
         checkpoint_offsets: [M] int32 or int64, prefix lengths in tokens, multiples of 16, ascending
             within a sequence; -1 skips an entry.
-        checkpoint_indptr: ? [N + 1] int32 or int64: the entries indptr[n] up to indptr[n + 1] belong
-            to sequence n; None: M / N entries each.
+        checkpoint_indptr: ? [N + 1] int32 or int64: entries indptr[n] up to indptr[n + 1] belong to
+            sequence n; None: M / N entries each.
         state_indices: ? [N] int32 or int64. The states are then pools [S, HV, V, K]; sequence n
             reads and writes slot state_indices[n]. -1 is padding: out rows 0, no state touched.
         use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel: False when q and k,

@@ -505,7 +505,7 @@ def test_the_gil_is_released():
 
 
 def test_calls_from_several_threads_at_once():
-    """Each thread its own inputs and outputs, all at once, again and again: the bits do not change."""
+    """Each thread on its own inputs and outputs, all at once: the bits do not change."""
     num_threads, repeats = 6, 25
     calls = [make_call(T=10 + 7 * i, H=1 + i % 3, seed=i) for i in range(num_threads)]
     expected = [[x.copy() for x in run(call, num_threads=1)] for call in calls]
