@@ -68,6 +68,7 @@ def main() -> int:
     work = Path(f"{target}.record")
     (work / "corpus").mkdir(parents=True, exist_ok=True)
 
+    commit = git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain") else "")
     began, inputs, slices, part = time.monotonic(), 0, 0, {"status": 0, "edges": 0}
     while inputs < args.inputs and part["status"] == 0:
         slices += 1
@@ -75,7 +76,7 @@ def main() -> int:
         inputs += part["inputs"]
         print(f"slice {slices}: {inputs} inputs, {part['edges']} edges", flush=True)
     record = {
-        "commit": git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain") else ""),
+        "commit": commit,
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
         "target": target.name,
         "cpu": processor(),
