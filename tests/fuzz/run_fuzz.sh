@@ -14,7 +14,7 @@ unset FLASH_KDA_CPU_ISA FLASH_KDA_PRECISION FLASH_KDA_NUM_THREADS
 "$target" -max_total_time="${FUZZ_SECONDS:-20}" -max_len=512 -timeout=20 -rss_limit_mb=2048 \
     -print_final_stats=1 "$@" corpus 2>log || {
     status=$?
-    tail -n 60 log >&2
+    grep -av '^#' log | tail -n 60 >&2
     for file in crash-* oom-* timeout-* leak-*; do
         [ -e "$file" ] || continue
         echo "$file (base64):" >&2
