@@ -253,7 +253,7 @@ UNOBSERVED static void fill_index(struct trial *t, int which, fkda_tensor *tenso
             int64_t step = i == 0 ? 0 : below(s, t->call == FKDA_CALL_DECODE ? 17 : 33);
             value = value + step > top ? top : value + step;
         } else if (which == FKDA_ARG_STATE_INDICES)
-            value = fuzz_take(s) % 8 ? (int64_t)i % t->S : below(s, t->S + 1) - 1;
+            value = fuzz_take(s) % 8 ? (int64_t)i % (t->S ? t->S : 1) : below(s, t->S + 1) - 1;
         else if (which == FKDA_ARG_NUM_ACCEPTED_TOKENS)
             value = fuzz_take(s) % 4 ? 1 : below(s, 18);
         else
