@@ -1,9 +1,9 @@
 """torch.ops.flash_kda.fwd and torch.ops.flash_kda.decode: the same calls, seen by torch.
 
 flash_kda.fwd on plain tensors goes straight to the extension. The operators serve what needs the
-dispatcher of torch: torch.compile and torch.export trace them (there is a fake implementation), and tensor
-subclasses with a __torch_dispatch__ of their own go through them. Importing this module registers
-both; flash_kda imports it as soon as torch is imported.
+dispatcher of torch: torch.compile and torch.export trace them (there is a fake implementation), and
+tensor subclasses with a __torch_dispatch__ of their own go through them. Importing this module
+registers both; flash_kda imports it as soon as torch is imported.
 """
 
 import inspect
