@@ -547,6 +547,17 @@ class Files(Case):
             self.refuse_run(INPUT, wanted)
             self.refuse(INPUT, wanted, "check", self.input)
 
+    def test_state_larger_than_any_machine(self):
+        """A file of a few hundred bytes without tokens may still ask for a state of petabytes."""
+        for exponent, run_code, check_code in ((40, OUTPUT, LIBRARY), (50, INPUT, INPUT)):
+            tensors = {
+                name: ("BF16", [1, 0, 1 if name in "qk" else 2**exponent, D], b"") for name in "qkvg"
+            }
+            tensors["beta"] = ("BF16", [1, 0, 2**exponent], b"")
+            write_file(self.input, tensors, DEFAULT_METADATA)
+            self.refuse_run(run_code, str(self.folder))
+            self.refuse(check_code, "state", "check", self.input)
+
     def test_output_is_input(self):
         write_file(self.input, make_layer(), DEFAULT_METADATA)
         self.refuse(USAGE, "the output is the input", "run", self.input, "-o", self.input)

@@ -192,6 +192,11 @@ static void measure_ceilings(struct bench_run *run)
             done[isa] = true;
         }
         raise_ceiling(&ceiling->copy, fkda_measure_copy(threads, run->budget.pool_bytes));
+        for (int isa = 0; isa < FKDA_ISA_COUNT && t > 0; isa++) { /* more threads do no less */
+            raise_ceiling(&ceiling->fma[isa], run->ceilings[0].fma[isa]);
+            raise_ceiling(&ceiling->bf16[isa], run->ceilings[0].bf16[isa]);
+        }
+        raise_ceiling(&ceiling->copy, run->ceilings[0].copy);
     }
 }
 

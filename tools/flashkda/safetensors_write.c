@@ -16,8 +16,9 @@
 
 #include "reason.h"
 
-#define ALIGNMENT    64 /* of the first tensor in the file */
-#define MAX_ATTEMPTS 100
+#define ALIGNMENT      64 /* of the first tensor in the file */
+#define MAX_ATTEMPTS   100
+#define POPULATE_BYTES ((size_t)1 << 30)
 
 /* Bytes of each tensor, and of all. False: more than a file can hold. */
 static bool set_sizes(struct safetensors_tensor *tensors, size_t num_tensors, size_t *total)
@@ -134,8 +135,9 @@ static enum fkda_file_status fill_temporary(struct safetensors_writer *writer, c
     if (error)
         return fail(reason, FKDA_FILE_ERROR_SYSTEM, "cannot reserve %zu bytes: %s", writer->size,
                     strerror(error));
-    void *mapping = mmap(NULL, writer->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE,
-                         writer->file, 0);
+    /* Pages of a usual output are made now, so that they do not cost the caller's computation. */
+    int flags = MAP_SHARED | (writer->size <= POPULATE_BYTES ? MAP_POPULATE : 0);
+    void *mapping = mmap(NULL, writer->size, PROT_READ | PROT_WRITE, flags, writer->file, 0);
     if (mapping == MAP_FAILED)
         return fail(reason, FKDA_FILE_ERROR_SYSTEM, "cannot map %zu bytes: %s", writer->size,
                     strerror(errno));
