@@ -30,7 +30,7 @@ check() { # check PROGRAM: it runs and says which kernel did the work
     output=$(LD_LIBRARY_PATH=$libdir "$1")
     echo "$(basename "$1"): $output"
     case $output in
-    cpu/*" 20 tokens, largest error "*) ;;
+    cpu/*" 20 tokens, RMS error "*) ;;
     *) return 1 ;;
     esac
 }
