@@ -270,6 +270,8 @@ static void test_lying_tensor(void **state)
          "tensor 'a': data_offsets [9007199254740988, 9007199254740992]: wanted begin <= end <= 8"},
         {"\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]",
          "tensor 'a': data_offsets hold 8 bytes, but dtype and shape need 12"},
+        {"\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,8]",
+         "tensor 'a': data_offsets hold 8 bytes, but dtype and shape need 4"},
         {"\"dtype\":\"BF16\",\"shape\":[3],\"data_offsets\":[1,7]",
          "tensor 'a': starts at byte 65 of the file, not a multiple of its element's 2 bytes"},
         {"\"dtype\":\"BF16\",\"shape\":[3],\"data_offsets\":[2,8]",
