@@ -43,15 +43,15 @@ extern "C" {
 #define FKDA_API
 #endif
 
-#define FKDA_VERSION_MAJOR 0
-#define FKDA_VERSION_MINOR 1
-#define FKDA_VERSION_PATCH 0
+#define FKDA_VERSION_MAJOR  0
+#define FKDA_VERSION_MINOR  1
+#define FKDA_VERSION_PATCH  0
 #define FKDA_VERSION_STRING "0.1.0"
 
 /* Layout of struct fkda_args; fkda_args_init writes it, every call checks it. */
 #define FKDA_ARGS_VERSION 1u
 
-#define FKDA_MAX_NDIM 5
+#define FKDA_MAX_NDIM     5
 #define FKDA_CHUNK_TOKENS 16  /* a call may be cut at multiples of this without changing a bit */
 #define FKDA_REASON_BYTES 256 /* a reason buffer of this size is never cut short */
 
@@ -134,7 +134,7 @@ FKDA_API const char *fkda_isa_name(fkda_isa isa); /* "auto", "portable", "avx2",
 
 /* Arithmetic of CPU prefill. DEFAULT takes FLASH_KDA_PRECISION, else fp32. bf16 products need
  * AVX512_BF16 or AMX_BF16; asking for them elsewhere is FKDA_ERROR_UNSUPPORTED. The state is carried
- * in fp32 either way. */
+ * in fp32 either way, and decode is fp32 whatever this says. */
 typedef enum fkda_precision {
     FKDA_PRECISION_DEFAULT = 0,
     FKDA_PRECISION_FP32 = 1,
@@ -143,54 +143,64 @@ typedef enum fkda_precision {
 
 /* What a successful call did; filled when args.report is not NULL. */
 typedef struct fkda_report {
-    char kernel[64];         /* for example "cpu/avx512/prefill_fp32" */
-    int32_t num_threads;     /* CPU threads used */
+    char kernel[64];     /* for example "cpu/avx512/prefill_fp32" */
+    int32_t num_threads; /* CPU threads used */
     int32_t reserved;
-    int64_t num_tokens;      /* tokens that belong to a sequence, summed over sequences */
-    size_t workspace_bytes;  /* used, the caller's or the library's own */
+    int64_t num_tokens;     /* tokens that belong to a sequence, summed over sequences */
+    size_t workspace_bytes; /* used, the caller's or the library's own */
 } fkda_report;
 
 /* One call. The shape and dtype stand beside each tensor; "?" means it may be absent.
  * Inputs and out: last stride 1, other strides free and >= 0 (views of a fused projection are fine;
- * outputs must not overlap themselves, each other or an input). States: each [V, K] image contiguous.
+ * outputs must not overlap themselves, each other, an input or the workspace; an extent of bytes is
+ * what counts). States: each [V, K] image contiguous. A_log and index tensors: any stride >= 0.
+ * The stride of a dimension of size 0 or 1 is never looked at.
  * Input floats are bfloat16 or float32, each tensor by itself. */
 typedef struct fkda_args {
     uint32_t version; /* FKDA_ARGS_VERSION */
     uint32_t flags;   /* FKDA_QK_L2NORM | ... */
     int32_t gate;     /* enum fkda_gate */
     int32_t device;   /* enum fkda_device: where every tensor lives */
-    double scale;     /* of the output; usually 1 / sqrt(K) */
+    double scale;     /* of the output; usually 1 / sqrt(K); finite and not 0 */
     double lower_bound;
 
-    fkda_tensor q, k;       /* [B, T, H, K] */
-    fkda_tensor v;          /* [B, T, HV, V] */
-    fkda_tensor g;          /* [B, T, HV, K] */
-    fkda_tensor beta;       /* [B, T, HV] */
-    fkda_tensor A_log;      /* ? [HV] float32; absent: factor 1 */
-    fkda_tensor dt_bias;    /* ? [HV, K] or [HV * K] float32; absent: 0 */
-    fkda_tensor cu_seqlens; /* ? [N + 1] int32 or int64, B == 1, 0 = cu[0] <= ... <= cu[N] <= T;
-                               absent: N = B sequences of T tokens. Rows past cu[N] stay untouched */
+    fkda_tensor q, k;    /* [B, T, H, K] */
+    fkda_tensor v;       /* [B, T, HV, V] */
+    fkda_tensor g;       /* [B, T, HV, K] */
+    fkda_tensor beta;    /* [B, T, HV] */
+    fkda_tensor A_log;   /* ? [HV] float32; absent: factor 1 */
+    fkda_tensor dt_bias; /* ? [HV, K] or [HV * K] float32; absent: 0 */
 
-    fkda_tensor out;           /* [B, T, HV, V] bfloat16 or float32, written */
-    fkda_tensor initial_state; /* ? [N, HV, V, K] bfloat16 or float32; absent: 0 */
-    fkda_tensor final_state;   /* ? the same, written; may be the very same memory as initial_state.
-                                  With state_indices both are pools [S, HV, V, K].
-                                  fkda_decode: initial_state is not used; final_state is the pool
-                                  that is read and updated in place */
-    fkda_tensor state_indices; /* ? [N] int32 or int64: the pool slot of each sequence; -1 is padding:
-                                  nothing read, no state written, its output rows zero. Slots that
-                                  are written must differ from one another.
-                                  fkda_decode also takes [N, T] with num_accepted_tokens */
-    fkda_tensor num_accepted_tokens; /* ? fkda_decode only, [N] int32 or int64: the state is read
-                                  from slot [n, accepted - 1], and the state after token t is
-                                  written to slot [n, t] */
-    fkda_tensor checkpoint_state;   /* ? fkda_forward only: [M, HV, V, K] bfloat16 or float32,
-                                  written: the state after a prefix of a sequence, the same bits as
-                                  the final state of that prefix run alone */
-    fkda_tensor checkpoint_offsets; /* ? [M] int32 or int64: prefix lengths in tokens, multiples of
-                                  16 within the sequence, ascending per sequence; -1: skip */
-    fkda_tensor checkpoint_indptr;  /* ? [N + 1] int32 or int64: checkpoints indptr[n] up to
-                                  indptr[n + 1] belong to sequence n; absent: M / N each */
+    /* ? [N + 1] int32 or int64, B == 1, 0 = cu[0] <= ... <= cu[N] <= T. Rows past cu[N] stay
+     * untouched. Absent: N = B sequences of T tokens. */
+    fkda_tensor cu_seqlens;
+
+    fkda_tensor out; /* [B, T, HV, V] bfloat16 or float32, written */
+
+    /* ? [N, HV, V, K] bfloat16 or float32; absent: 0. final_state is written, and may be the very
+     * same view as initial_state. With state_indices both are pools [S, HV, V, K].
+     * fkda_decode: initial_state is absent, final_state is read and updated in place. */
+    fkda_tensor initial_state, final_state;
+
+    /* ? [N] int32 or int64: the pool slot of each sequence; -1 is padding: nothing read, no state or
+     * checkpoint written, its output rows zero. Slots that are written must differ from one another.
+     * fkda_decode also takes [N, T] with num_accepted_tokens. */
+    fkda_tensor state_indices;
+
+    /* ? fkda_decode only, [N] int32 or int64: the state is read from slot [n, accepted - 1], and the
+     * state after token t is written to slot [n, t] (-1: not kept). A row that reads -1 is padding.
+     * T is at least the longest sequence. 0 accepted: only in a row of nothing but -1. */
+    fkda_tensor num_accepted_tokens;
+
+    /* ? fkda_forward only: [M, HV, V, K] bfloat16 or float32, written: the state after a prefix of a
+     * sequence, the same bits as the final state of that prefix run alone. */
+    fkda_tensor checkpoint_state;
+    /* ? [M] int32 or int64: prefix lengths in tokens, multiples of 16 from 0 to the sequence's
+     * length, strictly ascending per sequence; -1: skip. */
+    fkda_tensor checkpoint_offsets;
+    /* ? [N + 1] int32 or int64: checkpoints indptr[n] up to indptr[n + 1] belong to sequence n;
+     * absent: M / N each. */
+    fkda_tensor checkpoint_indptr;
 
     void *workspace; /* ? NULL: the library allocates for the time of the call (CPU) */
     size_t workspace_bytes;
@@ -203,7 +213,7 @@ typedef struct fkda_args {
 } fkda_args;
 
 /* Version, default flags, FKDA_GATE_BOUNDED with lower_bound -5, CPU, everything else absent.
- * scale is left 0: the caller must set it. */
+ * scale is left 0, which every call refuses: the caller must set it. */
 FKDA_API void fkda_args_init(fkda_args *args);
 
 /* ---- Calls ----------------------------------------------------------------------------------- */
@@ -230,14 +240,14 @@ FKDA_API fkda_status fkda_workspace_bytes(const fkda_args *args, size_t *bytes, 
 
 typedef struct fkda_info {
     char version[16];
-    uint32_t isa_built;     /* bit i: kernels of enum fkda_isa i are in this library */
-    uint32_t isa_usable;    /* bit i: and this processor and system can run them */
-    int32_t isa_chosen;     /* what AUTO means now */
-    int32_t num_threads;    /* what 0 means now */
-    int32_t num_devices;    /* CUDA devices found; 0 without a driver */
+    uint32_t isa_built;  /* bit i: kernels of enum fkda_isa i are in this library */
+    uint32_t isa_usable; /* bit i: and this processor and system can run them */
+    int32_t isa_chosen;  /* what AUTO means now */
+    int32_t num_threads; /* what 0 means now */
+    int32_t num_devices; /* CUDA devices found; 0 without a driver */
     int32_t reserved;
-    char cuda_archs[128];   /* architectures built, "" for a CPU-only library */
-    char cuda_status[128];  /* why num_devices is 0, else the name of device 0 */
+    char cuda_archs[128];  /* architectures built, "" for a CPU-only library */
+    char cuda_status[128]; /* why num_devices is 0, else the name of device 0 */
 } fkda_info;
 
 /* Fails only on a wrong FLASH_KDA_* environment variable. */
