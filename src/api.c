@@ -112,9 +112,6 @@ static fkda_status run_with_workspace(const fkda_args *args, const struct fkda_p
                              bytes);
         return backend(plan, args->workspace, args->report, reason);
     }
-    if (bytes > SIZE_MAX - WORKSPACE_ALIGNMENT)
-        return fkda_fail(reason, FKDA_ERROR_OUT_OF_MEMORY, "workspace: no memory for %zu bytes",
-                         bytes);
     size_t rounded = (bytes / WORKSPACE_ALIGNMENT + 1) * WORKSPACE_ALIGNMENT;
     void *workspace = aligned_alloc(WORKSPACE_ALIGNMENT, rounded);
     if (!workspace)
