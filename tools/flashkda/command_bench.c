@@ -34,6 +34,12 @@ const char fkda_help_bench[] =
     "\n"
     "Decode keeps 1 GB of states (256 MB with --quick), so that they come from memory.\n";
 
+#if defined(__clang__) || !defined(__GNUC__)
+#define COMPILER __VERSION__ /* says its name */
+#else
+#define COMPILER "GCC " __VERSION__
+#endif
+
 enum { HEADS = 32, MAX_CASES = 256, MAX_THREAD_COUNTS = 2 };
 
 static const char *const regime_names[] = {"random", "slow", "trained"};
@@ -320,7 +326,7 @@ static cJSON *make_record(const struct bench_run *run, int i, const char *date,
     cJSON_AddStringToObject(json, "date", date);
     cJSON_AddStringToObject(json, "cpu", processor);
     cJSON_AddNullToObject(json, "driver");
-    cJSON_AddStringToObject(json, "compiler", __VERSION__);
+    cJSON_AddStringToObject(json, "compiler", COMPILER);
     cJSON_AddStringToObject(json, "kind", kind_name(item));
     cJSON_AddStringToObject(json, "case", name);
     cJSON_AddStringToObject(json, "regime", regime_names[item->regime]);
