@@ -4,9 +4,9 @@
     python3 bench/record_cpu.py [--program build/release/tools/flashkda/flashkda] [--quick]
                                 [--threads N] [--case TEXT] [--regime NAME ...] [--no-torch]
 
-Runs `flashkda bench --isa all --json` on random, slow and trained gates (the bundled activations, or
-the recording that FLASH_KDA_DATA names), then, where PyTorch is installed, what one would write
-without this library: the recurrence as a loop over tokens in PyTorch, on the same shapes and threads.
+Runs `flashkda bench --isa all --json` on random, slow and trained gates (the bundled activations,
+or the recording that FLASH_KDA_DATA names), then, where PyTorch is installed, what one would write
+without this library: the recurrence as a loop over tokens, on the same shapes and threads.
 Pictures and tables are made from the records by bench/report.py.
 """
 

@@ -31,20 +31,19 @@ TEXT = """# Benchmarks
 
 <!-- Written by bench/report.py from bench/results/*.jsonl: take new records, do not edit this. -->
 
-How to take them: `python3 bench/record_cpu.py`, then `python3 bench/report.py`. `flashkda bench` alone
-prints the same as a table.
+How to take them: `python3 bench/record_cpu.py`, then `python3 bench/report.py`. `flashkda bench`
+alone prints the same as a table.
 
 * A row is the median of its samples; p10 and p90 lie beside it in the records.
 * **of FMA** is the useful work, 98.3 kFLOP a token and head, as a share of the peak of the kernel
-  set's fp32 multiply-add units on as many threads, measured in the same run on the same machine. Work
-  that a kernel does beyond the useful (norms, gates, exponentials, the solve inside a chunk) counts
-  against it. Kernels with bf16 products may pass 100 %: their units are faster than the fp32 ones.
-* **of copy** is the memory that a call must move (inputs, outputs, states once each) as a share of the
-  bandwidth measured in the same run, bytes read plus bytes written.
+  set's fp32 multiply-add units on as many threads, measured in the same run on the same machine.
+  Work that a kernel does beyond the useful (norms, gates, exponentials, the solve inside a chunk)
+  counts against it. Kernels with bf16 products may pass 100 %: their units are faster.
+* **of copy** is the memory that a call must move (inputs, outputs, states once each) as a share of
+  the bandwidth measured in the same run, bytes read plus bytes written.
 * **error** is RMS(error) / RMS(reference) of one head against the float64 definition. Rounding a
   result to bf16 alone costs about 1.66e-3.
-* The PyTorch row is the recurrence as a loop over tokens, compiled by nobody: what one would write
-  without a library.
+* The PyTorch row is the recurrence as a loop over tokens: what one would write without a library.
 
 {sections}"""
 
