@@ -27,10 +27,20 @@ install(FILES ${PROJECT_BINARY_DIR}/flash_kda-config.cmake
               ${PROJECT_BINARY_DIR}/flash_kda-config-version.cmake
   DESTINATION ${fkda_package_dir} COMPONENT development)
 
-# The prefix is found from the place of the file, so an installed tree may be moved.
-file(RELATIVE_PATH fkda_pc_to_prefix
-  /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
-string(REGEX REPLACE "/$" "" fkda_pc_to_prefix "${fkda_pc_to_prefix}")
+# The prefix is found from the place of the file, so that an installed tree may be moved, unless a
+# folder was given as an absolute path.
+if(IS_ABSOLUTE ${CMAKE_INSTALL_LIBDIR})
+  set(fkda_pc_prefix ${CMAKE_INSTALL_PREFIX})
+else()
+  file(RELATIVE_PATH fkda_pc_prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+  string(REGEX REPLACE "/$" "" fkda_pc_prefix "\${pcfiledir}/${fkda_pc_prefix}")
+endif()
+foreach(folder LIBDIR INCLUDEDIR)
+  set(fkda_pc_${folder} ${CMAKE_INSTALL_${folder}})
+  if(NOT IS_ABSOLUTE ${CMAKE_INSTALL_${folder}})
+    string(PREPEND fkda_pc_${folder} "\${prefix}/")
+  endif()
+endforeach()
 set(fkda_pc_private "-lm")
 if(OpenMP_C_FOUND)
   string(APPEND fkda_pc_private " ${OpenMP_C_FLAGS}")

@@ -232,7 +232,8 @@ FKDA_API fkda_status fkda_decode(const fkda_args *args, char *reason, size_t rea
 FKDA_API fkda_status fkda_reference(const fkda_args *args, char *reason, size_t reason_bytes);
 
 /* Bytes of workspace that fkda_forward wants for these shapes (data pointers are not looked at).
- * A larger, unaligned or dirty workspace is fine. */
+ * A larger, unaligned or dirty workspace is fine. It depends on the number of threads, so both calls
+ * must see the same options and environment. */
 FKDA_API fkda_status fkda_workspace_bytes(const fkda_args *args, size_t *bytes, char *reason,
                                           size_t reason_bytes);
 

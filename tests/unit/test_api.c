@@ -46,6 +46,19 @@ static void test_forward(void **state)
     problem_free(&p);
 }
 
+/* Case 37: the smallest, the largest, and sizes that differ or are no power of two. */
+static void test_head_sizes(void **state)
+{
+    (void)state;
+    static const int64_t sizes[][2] = {{16, 16}, {256, 256}, {16, 256}, {256, 16}, {48, 112}};
+    for (int i = 0; i < 5; i++) {
+        struct problem p;
+        problem_init(&p, (struct problem_sizes){.T = 19, .K = sizes[i][0], .V = sizes[i][1]});
+        against_reference(&p);
+        problem_free(&p);
+    }
+}
+
 static void test_gates_and_flags(void **state)
 {
     (void)state;
@@ -346,6 +359,8 @@ static void test_reason_is_optional(void **state)
     char one[2] = "xy";
     assert_int_equal(fkda_forward(&p.args, one, 1), FKDA_ERROR_INVALID_ARGUMENT);
     assert_memory_equal(one, "\0y", 2);
+    assert_int_equal(fkda_forward(&p.args, one + 1, 0), FKDA_ERROR_INVALID_ARGUMENT);
+    assert_memory_equal(one, "\0y", 2);
     problem_free(&p);
 }
 
@@ -356,6 +371,7 @@ int main(void)
     unsetenv("FLASH_KDA_NUM_THREADS");
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_forward),
+        cmocka_unit_test(test_head_sizes),
         cmocka_unit_test(test_gates_and_flags),
         cmocka_unit_test(test_decode_continues_prefill),
         cmocka_unit_test(test_decode_drafts),
