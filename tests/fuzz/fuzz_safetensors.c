@@ -57,7 +57,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 {
     struct safetensors_file file;
     char reason[FKDA_FILE_REASON_BYTES] = "";
-    /* The fuzzer's buffer has no alignment to rely on; malloc's has, and ends where the file does. */
+    /* The fuzzer's buffer has no alignment to rely on; malloc's has, and ends with the file. */
     unsigned char *copy = malloc(size + !size);
     require(copy != NULL);
     if (size)

@@ -1,6 +1,6 @@
 /* test_safetensors.c: tools/flashkda/safetensors.c and safetensors_write.c. Every lie that a file
- * can tell has a row with the reason that the reader must give; files lie against an unreadable page,
- * so that a read past the end is a crash in every build.
+ * can tell has a row with the reason that the reader must give; files end at an unreadable page, so
+ * that a read past the end is a crash in every build.
  */
 #include <dirent.h>
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* bench_copy.c: memory bandwidth, as bytes read plus bytes written per second. Two ways, the better
  * one counts: a copy (memcpy) and an update in place, which is what decode does to its states. Both
- * walk in windows over much more memory than the caches hold; the best window counts, since whatever
- * else the machine does only makes it slower.
+ * walk in windows over much more memory than the caches hold; the best window counts, since
+ * whatever else the machine does only makes it slower.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /* pieces.c: cuts a call along the tokens.
  *
  * final_state first takes the initial state and is then both the initial and the final state of
- * every piece. With cu_seqlens a piece is a range of packed rows: it ends at a multiple of 16 of the
- * sequence it ends in, and gets offsets of its own for the sequences it touches.
+ * every piece. With cu_seqlens a piece is a range of packed rows: it ends at a multiple of 16 of
+ * the sequence it ends in, and gets offsets of its own for the sequences it touches.
  */
 #include "pieces.h"
 

@@ -289,7 +289,7 @@ static int compare_names(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-/* The tensors must cover the data exactly: no byte twice, none unused. Leaves them sorted by name. */
+/* The tensors must cover the data: no byte twice, none unused. Leaves them sorted by name. */
 static enum fkda_file_status check_cover(struct safetensors_file *file, const unsigned char *data,
                                          size_t data_bytes, struct reason reason)
 {

@@ -6,11 +6,11 @@
  * ..., "__metadata__": {"key": "text"}}; the tensors cover the data without gap or overlap.
  *
  * The reader checks every field before it hands out a pointer: after FKDA_FILE_OK each tensor's
- * bytes lie inside the file, are as many as its shape says and are aligned to its element. One thing
- * it cannot check: a file that another process cuts short while it is mapped raises SIGBUS.
+ * bytes lie inside the file, are as many as its shape says and are aligned to its element. One
+ * thing it cannot check: a file that another process cuts short while mapped raises SIGBUS.
  *
- * The writer makes a temporary file beside the target, at its full size, and hands out pointers into
- * its mapping; fkda_commit_safetensors syncs and renames it. Until then the target is untouched.
+ * The writer makes a temporary file beside the target, at its full size, and hands out pointers
+ * into its mapping; fkda_commit_safetensors syncs and renames it. Until then the target stays.
  *
  * Nothing here prints or exits; the reason of an error goes to the caller's buffer. Names in a
  * reason are made harmless for a terminal.

@@ -1,5 +1,5 @@
-/* safetensors_write.c: the writer. A temporary file beside the target, reserved at full size, mapped,
- * filled by the caller, synced and renamed: readers see the old file or the whole new one.
+/* safetensors_write.c: the writer. A temporary file beside the target, reserved at full size,
+ * mapped, filled by the caller, synced and renamed: others see the old file or the whole new one.
  */
 #include "safetensors.h"
 

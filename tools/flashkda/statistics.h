@@ -16,8 +16,8 @@ struct error_sums {
 /* Element `index` of a bf16, fp32 or fp64 tensor's memory. */
 double fkda_load_element(const fkda_tensor *tensor, int64_t index);
 
-/* Compares two tensors of one shape, up to 4 dimensions; rows of dimension 1 from `rows` on are left
- * out (rows < 0: none). */
+/* Compares two tensors of one shape, up to 4 dimensions; rows of dimension 1 from `rows` on are
+ * left out (rows < 0: none). */
 void fkda_add_errors(struct error_sums *sums, const fkda_tensor *got, const fkda_tensor *wanted,
                      int64_t rows);
 void fkda_merge_errors(struct error_sums *sums, const struct error_sums *part);
