@@ -21,8 +21,8 @@
 
 /* How a call is cut: HV heads in `groups` groups, V channels in `pieces` pieces. */
 struct cut {
-    int64_t heads, groups;     /* heads of a group: the last one may have fewer */
-    int64_t channels, pieces;  /* likewise */
+    int64_t heads, groups;    /* heads of a group: the last one may have fewer */
+    int64_t channels, pieces; /* likewise */
 };
 
 static int64_t ceil_div(int64_t a, int64_t b)

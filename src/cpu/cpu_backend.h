@@ -22,16 +22,16 @@ struct fkda_cpu_task {
 
 struct fkda_cpu_kernels {
     fkda_isa isa;
-    const char *name;                /* fkda_isa_name(isa) */
-    bool (*usable)(void);            /* this processor and operating system can run them */
+    const char *name;     /* fkda_isa_name(isa) */
+    bool (*usable)(void); /* this processor and operating system can run them */
     /* Prefill of a task, chunks of FKDA_CHUNK_TOKENS from the start of the sequence. */
     void (*prefill_fp32)(const struct fkda_cpu_task *task);
     void (*prefill_bf16)(const struct fkda_cpu_task *task); /* NULL: this set has none */
     /* Token by token on the [V, K] rows: decode (states read and written by slot). */
     void (*decode)(const struct fkda_cpu_task *task);
-    size_t (*scratch_bytes)(const struct fkda_plan *plan);  /* per thread, any of the functions */
-    int64_t v_multiple;              /* v_begin and v_count are multiples of this */
-    int64_t prefill_heads;           /* neighbouring heads that one task should take */
+    size_t (*scratch_bytes)(const struct fkda_plan *plan); /* per thread, any of the functions */
+    int64_t v_multiple;    /* v_begin and v_count are multiples of this */
+    int64_t prefill_heads; /* neighbouring heads that one task should take */
 };
 
 /* Kernel sets that are in this library; NULL where the compiler could not build one. */

@@ -24,7 +24,8 @@
 #include "cpu/rows.inc.h"
 
 enum {
-    PREFILL_HEADS = 8, /* neighbours: their rows of one token share pages and cache lines' fetches */
+    PREFILL_HEADS =
+        8, /* neighbours: their rows of one token share pages and cache lines' fetches */
     /* Panels that take turns: the substitution of one hides behind the pass of the next, and all of
      * them plus a group's coefficients fit the first-level cache. */
     PANELS_TOGETHER = 16 / VF_LANES + 1,
@@ -83,6 +84,7 @@ struct prefill {
     const struct fkda_plan *plan;
     struct fkda_sequence seq;
     struct scratch scratch;
+    int64_t v_per_block;                /* value channels to prefetch per COEF_BLOCK key channels */
     int64_t checkpoint, checkpoint_end; /* the next one to write */
 };
 
@@ -91,71 +93,108 @@ static float *panels_of(const struct prefill *run, int64_t h)
     return run->scratch.panels + h * run->task->v_count * run->plan->K;
 }
 
-static void prefetch_rows(const struct fkda_view *view, const struct fkda_sequence *seq, int64_t t,
-                          int64_t head, int64_t channels)
+/* What the next (chunk, head) will read: tokens t .. end - 1 of a head, one token in each pass. */
+struct upcoming {
+    int64_t head, key_head, t, end;
+};
+
+static void prefetch_row(const struct prefill *run, const struct fkda_view *view, int64_t t,
+                         int64_t head, int64_t channels_per_block, struct prefetch_row *ahead)
 {
-    const char *row = fkda_row(view, seq, t, head, 0);
-    int64_t bytes = channels * (int64_t)fkda_element_bytes(view->dtype);
-    for (int64_t i = 0; i < bytes; i += 64)
-        __builtin_prefetch(row + i, 0, 2);
+    ahead->row = fkda_row(view, &run->seq, t, head, 0);
+    ahead->step = channels_per_block * (int64_t)fkda_element_bytes(view->dtype);
 }
 
-/* Rows that the next (chunk, head) will want. */
-static void prefetch_group(const struct prefill *run, int64_t t, int64_t head)
+static void prefetch_token(const struct prefill *run, struct upcoming *next, struct group_io *io)
 {
     const struct fkda_plan *plan = run->plan;
-    int64_t end = t + GROUP < run->seq.length ? t + GROUP : run->seq.length;
-    for (; t < end; t++) {
-        prefetch_rows(&plan->q, &run->seq, t, head / plan->heads_per_key, plan->K);
-        prefetch_rows(&plan->k, &run->seq, t, head / plan->heads_per_key, plan->K);
-        prefetch_rows(&plan->g, &run->seq, t, head, plan->K);
-        prefetch_rows(&plan->v, &run->seq, t, head, plan->V);
+    if (next->t >= next->end) {
+        for (int i = 0; i < 4; i++)
+            io->ahead[i].step = 0; /* again what was there: costs nothing */
+        return;
+    }
+    prefetch_row(run, &plan->q, next->t, next->key_head, COEF_BLOCK, &io->ahead[0]);
+    prefetch_row(run, &plan->k, next->t, next->key_head, COEF_BLOCK, &io->ahead[1]);
+    prefetch_row(run, &plan->g, next->t, next->head, COEF_BLOCK, &io->ahead[2]);
+    prefetch_row(run, &plan->v, next->t, next->head, run->v_per_block, &io->ahead[3]);
+    next->t++;
+}
+
+/* The rows of v and out of a chunk, from value channel v_begin of the task on. */
+struct chunk_rows {
+    const char *v[CHUNK];
+    char *out[CHUNK];
+    int64_t v_bytes, out_bytes; /* of an element */
+};
+
+static void open_rows(const struct prefill *run, int64_t head, int64_t t0, int64_t count,
+                      struct chunk_rows *rows)
+{
+    const struct fkda_plan *plan = run->plan;
+    rows->v_bytes = (int64_t)fkda_element_bytes(plan->v.dtype);
+    rows->out_bytes = (int64_t)fkda_element_bytes(plan->out.dtype);
+    for (int64_t t = 0; t < count; t++) {
+        rows->v[t] = fkda_row(&plan->v, &run->seq, t0 + t, head, run->task->v_begin);
+        rows->out[t] = fkda_row(&plan->out, &run->seq, t0 + t, head, run->task->v_begin);
     }
 }
 
-static struct group_io open_group(const struct prefill *run, int64_t head, int64_t t0, int64_t left,
-                                  int64_t group, int64_t v)
+/* Fills io field by field: a struct copied whole right after its fields were written would wait for
+ * every store before it, those of the state included. */
+static void open_group(const struct prefill *run, const struct chunk_rows *rows, int64_t group,
+                       int64_t left, int64_t v, struct group_io *io)
 {
-    const struct fkda_plan *plan = run->plan;
-    struct group_io io = {.triangle = run->scratch.chunk.triangles + group * TRIANGLE,
-                          .b = run->scratch.chunk.b + group * GROUP,
-                          .count = left < GROUP ? left : GROUP,
-                          .v_bf16 = plan->v.dtype == FKDA_BF16,
-                          .out_bf16 = plan->out.dtype == FKDA_BF16};
-    for (int64_t t = 0; t < io.count; t++) {
-        io.v[t] = fkda_row(&plan->v, &run->seq, t0 + group * GROUP + t, head, v);
-        io.out[t] = fkda_row(&plan->out, &run->seq, t0 + group * GROUP + t, head, v);
+    io->triangle = run->scratch.chunk.triangles + group * TRIANGLE;
+    io->b = run->scratch.chunk.b + group * GROUP;
+    io->count = left < GROUP ? left : GROUP;
+    for (int64_t t = 0; t < io->count; t++) {
+        io->v[t] = rows->v[group * GROUP + t] + v * rows->v_bytes;
+        io->out[t] = rows->out[group * GROUP + t] + v * rows->out_bytes;
     }
-    return io;
+}
+
+static void run_pass(const struct prefill *run, float *panel, int64_t group, bool wide, float *u,
+                     const struct group_io *io)
+{
+    const int64_t K = run->plan->K;
+    const float *slot = run->scratch.chunk.slots + group * COEF_ROWS * K;
+    if (!wide)
+        narrow_pass(panel, slot, K, group > 0, u, io);
+    else if (group > 0)
+        pass_next(panel, slot, K, u, io);
+    else
+        pass_first(panel, slot, K, u, io);
 }
 
 /* All passes of a prepared chunk over the panels of one head. */
-static void run_chunk(const struct prefill *run, int64_t h, int64_t t0, int64_t count)
+static void run_chunk(const struct prefill *run, int64_t h, int64_t t0, int64_t count,
+                      struct upcoming *next)
 {
     const int64_t K = run->plan->K, v_count = run->task->v_count;
     const int64_t groups = (count + GROUP - 1) / GROUP;
-    const float *slots = run->scratch.chunk.slots;
+    const float *last_slot = run->scratch.chunk.slots + groups * COEF_ROWS * K;
     float u[PANELS_TOGETHER][GROUP * PANEL_WIDTH] __attribute__((aligned(64)));
-    for (int64_t base = 0; base < v_count; base += PANELS_TOGETHER * PANEL_WIDTH) {
-        for (int64_t g = 0; g <= groups; g++) {
-            const float *slot = slots + g * COEF_ROWS * K;
-            for (int64_t p = 0; p < PANELS_TOGETHER; p++) {
-                int64_t v = base + p * PANEL_WIDTH;
-                if (v >= v_count)
-                    break;
-                float *panel = panels_of(run, h) + v * K;
-                bool wide = v_count - v >= PANEL_WIDTH;
-                if (g == groups) {
-                    (wide ? pass_flush : narrow_flush)(panel, slot, K, u[p]);
-                    continue;
-                }
-                struct group_io io = open_group(run, run->task->head_begin + h, t0,
-                                                count - g * GROUP, g, run->task->v_begin + v);
-                if (!wide)
-                    narrow_pass(panel, slot, K, g > 0, u[p], &io);
-                else
-                    (g > 0 ? pass_next : pass_first)(panel, slot, K, u[p], &io);
+    struct chunk_rows rows;
+    open_rows(run, run->task->head_begin + h, t0, count, &rows);
+    struct group_io io = {.v_bf16 = rows.v_bytes == 2, .out_bf16 = rows.out_bytes == 2};
+    const int64_t together = PANELS_TOGETHER * PANEL_WIDTH;
+    for (int64_t base = 0; base < v_count; base += together) {
+        int64_t end = base + together < v_count ? base + together : v_count;
+        float *panels = panels_of(run, h);
+        for (int64_t g = 0; g < groups; g++) {
+            int p = 0;
+            for (int64_t v = base; v < end; v += PANEL_WIDTH, p++) {
+                prefetch_token(run, next, &io);
+                open_group(run, &rows, g, count - g * GROUP, v, &io);
+                run_pass(run, panels + v * K, g, v_count - v >= PANEL_WIDTH, u[p], &io);
             }
+        }
+        int p = 0;
+        for (int64_t v = base; v < end; v += PANEL_WIDTH, p++) {
+            if (v_count - v >= PANEL_WIDTH)
+                pass_flush(panels + v * K, last_slot, K, u[p]);
+            else
+                narrow_flush(panels + v * K, last_slot, K, u[p]);
         }
     }
 }
@@ -189,8 +228,8 @@ static void copy_state(const struct prefill *run, int64_t h, const struct fkda_s
     const struct fkda_plan *plan = run->plan;
     const struct fkda_cpu_task *task = run->task;
     int64_t head = task->head_begin + h;
-    const void *from = fkda_state_row(plan, &plan->initial_state, run->seq.slot, head,
-                                      task->v_begin);
+    const void *from =
+        fkda_state_row(plan, &plan->initial_state, run->seq.slot, head, task->v_begin);
     void *image = fkda_state_row(plan, to, slot, head, task->v_begin);
     if (!image || image == from)
         return;
@@ -254,10 +293,12 @@ static void run_panels(struct prefill *run, int64_t tokens)
         for (int64_t h = 0; h < task->head_count; h++) {
             int64_t head = task->head_begin + h;
             bool last = h + 1 == task->head_count;
-            for (int64_t i = 0; i < CHUNK; i += GROUP)
-                prefetch_group(run, (last ? t + CHUNK : t) + i, last ? task->head_begin : head + 1);
+            struct upcoming next = {.head = last ? task->head_begin : head + 1,
+                                    .t = last ? t + CHUNK : t};
+            next.key_head = next.head / plan->heads_per_key;
+            next.end = next.t + CHUNK < tokens ? next.t + CHUNK : tokens;
             prepare_chunk(plan, &run->seq, head, t, count, &run->scratch.chunk);
-            run_chunk(run, h, t, count);
+            run_chunk(run, h, t, count, &next);
         }
         store_checkpoint(run, t + count);
     }
@@ -269,7 +310,8 @@ static void prefill_task(const struct fkda_cpu_task *task)
     struct prefill run = {.task = task,
                           .plan = plan,
                           .seq = fkda_plan_sequence(plan, task->n),
-                          .scratch = carve_scratch(task->scratch, plan->K)};
+                          .scratch = carve_scratch(task->scratch, plan->K),
+                          .v_per_block = plan->V * COEF_BLOCK / plan->K};
     if (run.seq.slot < 0) {
         zero_outputs(task, &run.seq);
         return;

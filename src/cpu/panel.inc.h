@@ -13,6 +13,13 @@
 
 enum { PANEL_WIDTH = PANEL_VECS * VF_LANES };
 
+/* A row that will be read soon; a pass fetches `step` bytes of it per block of channels. A dozen or
+ * so lines can be under way at once, and the processor stalls beyond: hence a few at a time. */
+struct prefetch_row {
+    const char *row;
+    int64_t step;
+};
+
 /* What a pass reads and writes besides the state: the group's tokens, from one value channel on. */
 struct group_io {
     const float *triangle, *b;
@@ -20,18 +27,45 @@ struct group_io {
     void *out[GROUP];
     int64_t count; /* tokens that exist */
     bool v_bf16, out_bf16;
+    struct prefetch_row ahead[4];
 };
 
-static inline vf update_row(vf s, const float *coef, const vf u[GROUP])
+/* Where a row stands in its update: add = sum of the u_t Kr_t so far. */
+struct row_update {
+    vf add[PANEL_VECS];
+};
+
+FKDA_BODY void update_step(struct row_update *row, int t, int vecs, const float *coef,
+                           const vf u[PANEL_VECS][GROUP])
 {
-    vf add = vf_mul(u[0], vf_set1(coef[(ROW_KR + 0) * COEF_BLOCK]));
-    add = vf_fma(u[1], vf_set1(coef[(ROW_KR + 1) * COEF_BLOCK]), add);
-    add = vf_fma(u[2], vf_set1(coef[(ROW_KR + 2) * COEF_BLOCK]), add);
-    add = vf_fma(u[3], vf_set1(coef[(ROW_KR + 3) * COEF_BLOCK]), add);
-    return vf_fma(s, vf_set1(coef[ROW_D * COEF_BLOCK]), add);
+    vf kr = vf_set1(coef[(ROW_KR + t) * COEF_BLOCK]);
+    for (int i = 0; i < vecs; i++)
+        row->add[i] = t == 0 ? vf_mul(u[i][0], kr) : vf_fma(u[i][t], kr, row->add[i]);
 }
 
-static inline void load_u(const float *u, int vecs, vf into[PANEL_VECS][GROUP])
+/* s <- D s + add: last, so that the sum does not wait for s, and so that of what is rounded at the
+ * size of the state there is one operation in four tokens. */
+FKDA_BODY void update_finish(const struct row_update *row, int vecs, const float *coef,
+                             float *panel, vf s[PANEL_VECS])
+{
+    vf d = vf_set1(coef[ROW_D * COEF_BLOCK]);
+    for (int i = 0; i < vecs; i++) {
+        s[i] = vf_fma(vf_load(panel + i * VF_LANES), d, row->add[i]);
+        vf_store(panel + i * VF_LANES, s[i]);
+    }
+}
+
+FKDA_BODY void update_row(vf s[PANEL_VECS], int vecs, const float *coef, float *panel,
+                          const vf u[PANEL_VECS][GROUP])
+{
+    struct row_update row;
+#pragma GCC unroll 4
+    for (int t = 0; t < GROUP; t++)
+        update_step(&row, t, vecs, coef, u);
+    update_finish(&row, vecs, coef, panel, s);
+}
+
+FKDA_BODY void load_u(const float *u, int vecs, vf into[PANEL_VECS][GROUP])
 {
     for (int i = 0; i < vecs; i++)
         for (int t = 0; t < GROUP; t++)
@@ -39,8 +73,8 @@ static inline void load_u(const float *u, int vecs, vf into[PANEL_VECS][GROUP])
 }
 
 /* u and out of a group from its products pk, pq; vector i of the panel. */
-static inline void solve_group(const struct group_io *io, int i, const vf pk[GROUP],
-                               const vf pq[GROUP], float *u_out)
+FKDA_BODY void solve_group(const struct group_io *io, int i, const vf pk[GROUP], const vf pq[GROUP],
+                           float *u_out)
 {
     const float *triangle = io->triangle;
     vf u[GROUP], o[GROUP];
@@ -66,9 +100,43 @@ static inline void solve_group(const struct group_io *io, int i, const vf pk[GRO
     }
 }
 
+FKDA_BODY void multiply_token(int t, int vecs, const float *coef, const vf s[PANEL_VECS],
+                              vf pk[PANEL_VECS][GROUP], vf pq[PANEL_VECS][GROUP])
+{
+    vf kd = vf_set1(coef[(ROW_KD + t) * COEF_BLOCK]);
+    for (int i = 0; i < vecs; i++)
+        pk[i][t] = vf_fma(kd, s[i], pk[i][t]);
+    vf qd = vf_set1(coef[(ROW_QD + t) * COEF_BLOCK]);
+    for (int i = 0; i < vecs; i++)
+        pq[i][t] = vf_fma(qd, s[i], pq[i][t]);
+}
+
+#ifndef RB
+#define RB 16
+#endif
+/* COEF_BLOCK rows. */
+FKDA_BODY void pass_block(float *panel, const float *coef, bool update, int vecs,
+                          const vf before[PANEL_VECS][GROUP], vf pk[PANEL_VECS][GROUP],
+                          vf pq[PANEL_VECS][GROUP])
+{
+    vf s[PANEL_VECS];
+    for (int64_t r = 0; r < COEF_BLOCK; r += RB) {
+        if (update)
+            for (int64_t d = r; d < r + RB; d++)
+                update_row(s, vecs, coef + d, panel + d * vecs * VF_LANES, before);
+        for (int64_t d = r; d < r + RB; d++) {
+            for (int i = 0; i < vecs; i++)
+                s[i] = vf_load(panel + (d * vecs + i) * VF_LANES);
+#pragma GCC unroll 4
+            for (int t = 0; t < GROUP; t++)
+                multiply_token(t, vecs, coef + d, s, pk, pq);
+        }
+    }
+}
+
 /* One group over a panel of `vecs` vectors. u: of the group before, then of this one. */
-static inline void pass_body(float *panel, const float *slot, int64_t K, bool update, int vecs,
-                             float *u, const struct group_io *io)
+FKDA_BODY void pass_body(float *panel, const float *slot, int64_t K, bool update, int vecs,
+                         float *u, const struct group_io *io)
 {
     vf pk[PANEL_VECS][GROUP], pq[PANEL_VECS][GROUP], before[PANEL_VECS][GROUP];
     for (int i = 0; i < vecs; i++)
@@ -76,42 +144,25 @@ static inline void pass_body(float *panel, const float *slot, int64_t K, bool up
             pk[i][t] = pq[i][t] = vf_zero();
     if (update)
         load_u(u, vecs, before);
-    for (int64_t block = 0; block < K; block += COEF_BLOCK, slot += COEF_ROWS * COEF_BLOCK) {
-        for (int64_t d = 0; d < COEF_BLOCK; d++, panel += vecs * VF_LANES) {
-            const float *coef = slot + d;
-            vf s[PANEL_VECS];
-            for (int i = 0; i < vecs; i++) {
-                s[i] = vf_load(panel + i * VF_LANES);
-                if (update) {
-                    s[i] = update_row(s[i], coef, before[i]);
-                    vf_store(panel + i * VF_LANES, s[i]);
-                }
-            }
-#pragma GCC unroll 4
-            for (int t = 0; t < GROUP; t++) {
-                vf kd = vf_set1(coef[(ROW_KD + t) * COEF_BLOCK]);
-                for (int i = 0; i < vecs; i++)
-                    pk[i][t] = vf_fma(kd, s[i], pk[i][t]);
-                vf qd = vf_set1(coef[(ROW_QD + t) * COEF_BLOCK]);
-                for (int i = 0; i < vecs; i++)
-                    pq[i][t] = vf_fma(qd, s[i], pq[i][t]);
-            }
-        }
+    for (int64_t block = 0; block < K / COEF_BLOCK; block++) {
+        for (int i = 0; i < 4; i++)
+            __builtin_prefetch(io->ahead[i].row + block * io->ahead[i].step, 0, 2);
+        pass_block(panel, slot, update, vecs, before, pk, pq);
+        panel += COEF_BLOCK * vecs * VF_LANES;
+        slot += COEF_ROWS * COEF_BLOCK;
     }
     for (int i = 0; i < vecs; i++)
         solve_group(io, i, pk[i], pq[i], u);
 }
 
 /* Applies the update of the last group, so that the panel holds the state after it. */
-static inline void flush_body(float *panel, const float *slot, int64_t K, int vecs, const float *u)
+FKDA_BODY void flush_body(float *panel, const float *slot, int64_t K, int vecs, const float *u)
 {
-    vf last[PANEL_VECS][GROUP];
+    vf last[PANEL_VECS][GROUP], s[PANEL_VECS];
     load_u(u, vecs, last);
     for (int64_t block = 0; block < K; block += COEF_BLOCK, slot += COEF_ROWS * COEF_BLOCK)
         for (int64_t d = 0; d < COEF_BLOCK; d++, panel += vecs * VF_LANES)
-            for (int i = 0; i < vecs; i++)
-                vf_store(panel + i * VF_LANES,
-                         update_row(vf_load(panel + i * VF_LANES), slot + d, last[i]));
+            update_row(s, vecs, slot + d, panel, last);
 }
 
 static void pass_first(float *panel, const float *slot, int64_t K, float *u,

@@ -16,14 +16,14 @@
 #define FKDA_PREPARE_INC_H
 
 enum {
-    GROUP = 4,        /* tokens that one pass over the state takes */
-    COEF_BLOCK = 16,  /* channels */
+    GROUP = 4,       /* tokens that one pass over the state takes */
+    COEF_BLOCK = 16, /* channels */
     COEF_ROWS = 13,
-    ROW_KR = 0,       /* rows 0 .. 3 */
+    ROW_KR = 0, /* rows 0 .. 3 */
     ROW_D = 4,
-    ROW_KD = 5,       /* rows 5 .. 8 */
-    ROW_QD = 9,       /* rows 9 .. 12 */
-    TRIANGLE = 16,    /* six A_ts, then ten P_ts */
+    ROW_KD = 5,    /* rows 5 .. 8 */
+    ROW_QD = 9,    /* rows 9 .. 12 */
+    TRIANGLE = 16, /* six A_ts, then ten P_ts */
     CHUNK = FKDA_CHUNK_TOKENS,
     CHUNK_GROUPS = CHUNK / GROUP,
     MAX_K = 256
@@ -37,15 +37,16 @@ static const float zero_row[MAX_K]; /* stands for absent tokens and for an absen
 /* How g becomes a base-2 logarithm of the decay, for one head. */
 struct gate_constants {
     fkda_gate kind;
-    const float *bias;   /* [K], any alignment */
-    float inner, outer;  /* bounded: outer / (1 + 2^(inner (g + bias))); softplus, activated: outer */
+    const float *bias; /* [K], any alignment */
+    float inner,
+        outer; /* bounded: outer / (1 + 2^(inner (g + bias))); softplus, activated: outer */
 };
 
 /* Up to CHUNK tokens of one head, ready for the passes. */
 struct chunk {
-    float *slots;      /* [CHUNK_GROUPS + 1][K / 16][COEF_ROWS][16] */
-    float *triangles;  /* [CHUNK_GROUPS][TRIANGLE] */
-    float *b;          /* [CHUNK] */
+    float *slots;               /* [CHUNK_GROUPS + 1][K / 16][COEF_ROWS][16] */
+    float *triangles;           /* [CHUNK_GROUPS][TRIANGLE] */
+    float *b;                   /* [CHUNK] */
     float *q_factor, *k_factor; /* [CHUNK]: what makes q^ scale and k^ of a raw row */
 };
 
@@ -68,13 +69,13 @@ static inline struct gate_constants gate_of_head(const struct fkda_plan *plan, i
     return gate;
 }
 
-static inline vf load_channels(const void *row, bool is_bf16, int64_t d)
+FKDA_BODY vf load_channels(const void *row, bool is_bf16, int64_t d)
 {
     return is_bf16 ? vf_load_bf16((const uint16_t *)row + d) : vf_loadu((const float *)row + d);
 }
 
-static inline vf gate_log2(const struct gate_constants *gate, fkda_gate kind, vf g, int64_t d,
-                           float live)
+FKDA_BODY vf gate_log2(const struct gate_constants *gate, fkda_gate kind, vf g, int64_t d,
+                       float live)
 {
     vf outer = vf_set1(gate->outer * live);
     if (kind == FKDA_GATE_ACTIVATED)
@@ -137,62 +138,76 @@ static void prepare_beta(const struct fkda_plan *plan, const struct fkda_sequenc
 
 /* ---- One group ------------------------------------------------------------------------------- */
 
-/* One vector of channels, from d on: rows of `own` and `next`, and sums of the triangle. */
-static inline void group_channels(const struct group_rows *rows, const struct gate_constants *gate,
-                                  fkda_gate kind, bool is_bf16, int64_t d, float *own, float *next,
-                                  vf sum[TRIANGLE])
+/* decay [GROUP][K] <- a_t, and row D of the slot after. Four chains at a time hide each other's
+ * latency; nothing else is in this loop, so that several rounds of it are in flight. */
+FKDA_BODY void group_decays(const struct group_rows *rows, const struct gate_constants *gate,
+                            fkda_gate kind, bool is_bf16, int64_t K, float *decay, float *next)
 {
-    vf a[GROUP], k[GROUP], q[GROUP], log2_d = vf_zero();
+    for (int64_t d = 0; d < K; d += VF_LANES) {
+        vf log2_d = vf_zero();
 #pragma GCC unroll 4
-    for (int t = 0; t < GROUP; t++) {
-        vf g = gate_log2(gate, kind, load_channels(rows->g[t], is_bf16, d), d, rows->live[t]);
-        log2_d = vf_add(log2_d, g);
-        a[t] = vm_exp2(g);
-        k[t] = vf_mul(load_channels(rows->k[t], is_bf16, d), vf_set1(rows->k_factor[t]));
-        q[t] = vf_mul(load_channels(rows->q[t], is_bf16, d), vf_set1(rows->q_factor[t]));
-    }
-    vf_store(next + ROW_D * COEF_BLOCK, vm_exp2(log2_d));
-    vf decay = a[0];
-    vf reach[GROUP]; /* reach[s] = k_s a_(s+1) .. a_t */
-#pragma GCC unroll 4
-    for (int t = 0; t < GROUP; t++) {
-        if (t > 0)
-            decay = vf_mul(decay, a[t]);
-        vf_store(own + (ROW_KD + t) * COEF_BLOCK, vf_mul(k[t], decay));
-        vf_store(own + (ROW_QD + t) * COEF_BLOCK, vf_mul(q[t], decay));
-        for (int s = 0; s < t; s++) {
-            reach[s] = vf_mul(reach[s], a[t]);
-            sum[TRIANGLE_A(t, s)] = vf_fma(k[t], reach[s], sum[TRIANGLE_A(t, s)]);
-            sum[TRIANGLE_P(t, s)] = vf_fma(q[t], reach[s], sum[TRIANGLE_P(t, s)]);
+        for (int t = 0; t < GROUP; t++) {
+            vf g = gate_log2(gate, kind, load_channels(rows->g[t], is_bf16, d), d, rows->live[t]);
+            log2_d = vf_add(log2_d, g);
+            vf_store(decay + t * K + d, vm_exp2(g));
         }
-        reach[t] = k[t];
-        sum[TRIANGLE_P(t, t)] = vf_fma(q[t], k[t], sum[TRIANGLE_P(t, t)]);
+        vf_store(next + d / COEF_BLOCK * COEF_ROWS * COEF_BLOCK + ROW_D * COEF_BLOCK +
+                     d % COEF_BLOCK,
+                 vm_exp2(log2_d));
+    }
+}
+
+/* One vector of channels, from d on: rows of `own` and `next`, and sums of the triangle. */
+FKDA_BODY void group_channels(const struct group_rows *rows, bool is_bf16, int64_t K, int64_t d,
+                              const float *decay, float *own, float *next, vf sum[TRIANGLE])
+{
+    vf reach[GROUP]; /* reach[s] = k_s a_(s+1) .. a_t */
+    vf product = vf_load(decay + d);
+#pragma GCC unroll 4
+    for (int t = 0; t < GROUP; t++) {
+        vf a = vf_load(decay + t * K + d);
+        if (t > 0)
+            product = vf_mul(product, a);
+        vf k = vf_mul(load_channels(rows->k[t], is_bf16, d), vf_set1(rows->k_factor[t]));
+        vf q = vf_mul(load_channels(rows->q[t], is_bf16, d), vf_set1(rows->q_factor[t]));
+        vf_store(own + (ROW_KD + t) * COEF_BLOCK, vf_mul(k, product));
+        vf_store(own + (ROW_QD + t) * COEF_BLOCK, vf_mul(q, product));
+        for (int s = 0; s < t; s++) {
+            reach[s] = vf_mul(reach[s], a);
+            sum[TRIANGLE_A(t, s)] = vf_fma(k, reach[s], sum[TRIANGLE_A(t, s)]);
+            sum[TRIANGLE_P(t, s)] = vf_fma(q, reach[s], sum[TRIANGLE_P(t, s)]);
+        }
+        reach[t] = k;
+        sum[TRIANGLE_P(t, t)] = vf_fma(q, k, sum[TRIANGLE_P(t, t)]);
     }
 #pragma GCC unroll 4
     for (int t = 0; t < GROUP; t++)
         vf_store(next + (ROW_KR + t) * COEF_BLOCK, reach[t]);
 }
 
-static inline void group_body(const struct group_rows *rows, const struct gate_constants *gate,
-                              fkda_gate kind, bool is_bf16, int64_t K, float *own, float *next,
-                              float *triangle)
+FKDA_BODY void group_body(const struct group_rows *rows, const struct gate_constants *gate,
+                          fkda_gate kind, bool is_bf16, int64_t K, float *own, float *next,
+                          float *triangle)
 {
+    float decay[GROUP * MAX_K] __attribute__((aligned(64)));
+    group_decays(rows, gate, kind, is_bf16, K, decay, next);
     vf sum[TRIANGLE];
+#pragma GCC unroll 16
     for (int i = 0; i < TRIANGLE; i++)
         sum[i] = vf_zero();
     for (int64_t c = 0; c < K; c += COEF_BLOCK)
         for (int64_t i = 0; i < COEF_BLOCK; i += VF_LANES)
-            group_channels(rows, gate, kind, is_bf16, c + i, own + c * COEF_ROWS + i,
+            group_channels(rows, is_bf16, K, c + i, decay, own + c * COEF_ROWS + i,
                            next + c * COEF_ROWS + i, sum);
     for (int i = 0; i < TRIANGLE; i += VF_LANES)
         vf_store(triangle + i, vf_sum_rows(sum + i));
 }
 
-#define GROUP_VARIANT(name, kind, is_bf16)                                                         \
-    static void name(const struct group_rows *rows, const struct gate_constants *gate, int64_t K,  \
-                     float *own, float *next, float *triangle)                                     \
-    {                                                                                              \
-        group_body(rows, gate, kind, is_bf16, K, own, next, triangle);                             \
+#define GROUP_VARIANT(name, kind, is_bf16)                                                        \
+    static void name(const struct group_rows *rows, const struct gate_constants *gate, int64_t K, \
+                     float *own, float *next, float *triangle)                                    \
+    {                                                                                             \
+        group_body(rows, gate, kind, is_bf16, K, own, next, triangle);                            \
     }
 GROUP_VARIANT(group_bounded_bf16, FKDA_GATE_BOUNDED, true)
 GROUP_VARIANT(group_bounded_f32, FKDA_GATE_BOUNDED, false)
@@ -232,8 +247,8 @@ static void prepare_chunk(const struct fkda_plan *plan, const struct fkda_sequen
                           int64_t head, int64_t t0, int64_t count, const struct chunk *chunk)
 {
     int64_t key_head = head / plan->heads_per_key, K = plan->K;
-    bool all_bf16 = plan->q.dtype == FKDA_BF16 && plan->k.dtype == FKDA_BF16 &&
-                    plan->g.dtype == FKDA_BF16;
+    bool all_bf16 =
+        plan->q.dtype == FKDA_BF16 && plan->k.dtype == FKDA_BF16 && plan->g.dtype == FKDA_BF16;
     struct gate_constants gate = gate_of_head(plan, head);
     group_function group = group_for(gate.kind, all_bf16);
     norm_factors(plan, &plan->q, seq, key_head, t0, count, plan->scale, chunk->q_factor);
@@ -261,7 +276,8 @@ static void prepare_chunk(const struct fkda_plan *plan, const struct fkda_sequen
             rows.g[i] = row_as_f32(&plan->g, rows.g[i], K, room[3 * i + 2]);
         }
         float *own = chunk->slots + first / GROUP * COEF_ROWS * K;
-        group(&rows, &gate, K, own, own + COEF_ROWS * K, chunk->triangles + first / GROUP * TRIANGLE);
+        group(&rows, &gate, K, own, own + COEF_ROWS * K,
+              chunk->triangles + first / GROUP * TRIANGLE);
     }
 }
 

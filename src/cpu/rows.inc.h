@@ -19,7 +19,7 @@ struct token_rows {
     float *q_factor, *k_factor;
 };
 
-static inline vf load_any(const void *row, fkda_dtype dtype, int64_t d)
+FKDA_BODY vf load_any(const void *row, fkda_dtype dtype, int64_t d)
 {
     return load_channels(row, dtype == FKDA_BF16, d);
 }
@@ -59,8 +59,7 @@ static void prepare_token(const struct fkda_plan *plan, const struct fkda_sequen
 }
 
 static void prepare_tokens(const struct fkda_plan *plan, const struct fkda_sequence *seq,
-                           int64_t head, int64_t t0, int64_t count,
-                           const struct token_rows *tokens)
+                           int64_t head, int64_t t0, int64_t count, const struct token_rows *tokens)
 {
     int64_t key_head = head / plan->heads_per_key;
     struct gate_constants gate = gate_of_head(plan, head);
@@ -111,8 +110,8 @@ struct row_walk {
     const struct fkda_sequence *seq;
     int64_t n, head, t0, count;
     const struct token_rows *tokens;
-    float *work;          /* [ROWS, K] */
-    bool every_state;     /* decode of draft tokens: each token's state goes to its own slot */
+    float *work;      /* [ROWS, K] */
+    bool every_state; /* decode of draft tokens: each token's state goes to its own slot */
 };
 
 /* Where the rows from v on are stored after token i; NULL: nowhere. */
@@ -159,8 +158,7 @@ static void walk_rows(const struct row_walk *walk, const void *source, fkda_dtyp
         const void *v_row = fkda_row(&plan->v, walk->seq, walk->t0 + i, walk->head, v);
         void *out_row = fkda_row(&plan->out, walk->seq, walk->t0 + i, walk->head, v);
         for (int r = 0; r < ROWS; r++) {
-            u[r] = walk->tokens->b[i] *
-                   (fkda_load_element(v_row, plan->v.dtype, r) - products[r]);
+            u[r] = walk->tokens->b[i] * (fkda_load_element(v_row, plan->v.dtype, r) - products[r]);
             fkda_store_element(out_row, plan->out.dtype, r,
                                products[ROWS + r] + u[r] * walk->tokens->kq[i]);
         }

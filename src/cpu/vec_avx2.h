@@ -94,9 +94,18 @@ static inline vf vf_abs(vf a)
     return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);
 }
 
-static inline vf vf_round(vf a)
+/* x = *n + the result, *n whole, |result| <= 1/2; x is held within [-127, 128]. */
+static inline vf vf_split(vf x, vf *n)
 {
-    return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    x = _mm256_min_ps(_mm256_set1_ps(128.0f), _mm256_max_ps(_mm256_set1_ps(-127.0f), x));
+    *n = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    return _mm256_sub_ps(x, *n);
+}
+
+/* 1 / a within 1 ulp for a from 1 to 2^126 */
+static inline vf vf_reciprocal(vf a)
+{
+    return _mm256_div_ps(_mm256_set1_ps(1.0f), a);
 }
 
 /* a 2^n for whole n in [-127, 128]; 2^-127 counts as 0, 2^128 as infinity */

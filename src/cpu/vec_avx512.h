@@ -95,12 +95,22 @@ static inline vf vf_abs(vf a)
     return _mm512_abs_ps(a);
 }
 
-static inline vf vf_round(vf a)
+/* x = *n + the result, *n whole, |result| <= 1/2; any x, infinities included. */
+static inline vf vf_split(vf x, vf *n)
 {
-    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    vf f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    *n = _mm512_sub_ps(x, f);
+    return f;
 }
 
-/* a 2^n for whole n in [-127, 128] */
+/* 1 / a within 1 ulp for a from 1 to 2^126: a division takes four times as long. */
+static inline vf vf_reciprocal(vf a)
+{
+    vf r = _mm512_rcp14_ps(a);
+    return _mm512_fmadd_ps(r, _mm512_fnmadd_ps(a, r, _mm512_set1_ps(1.0f)), r);
+}
+
+/* a 2^n for whole n */
 static inline vf vf_scale2(vf a, vf n)
 {
     return _mm512_scalef_ps(a, n);

@@ -7,15 +7,16 @@
 #ifndef FKDA_VEC_MATH_INC_H
 #define FKDA_VEC_MATH_INC_H
 
+/* Bodies that are specialised by literal arguments; without it a compiler may merge the variants. */
+#define FKDA_BODY static inline __attribute__((always_inline))
+
 #define LOG2E 1.44269504088896340736f
 
 /* 2^x within 1 ulp; x below -126.5 gives 0, above 128 infinity, NaN stays NaN. The polynomial has
  * the form 1 + f P(f): its error vanishes with f, so decays near 1 are not biased. */
-static inline vf vm_exp2(vf x)
+FKDA_BODY vf vm_exp2(vf x)
 {
-    x = vf_min(vf_set1(128.0f), vf_max(vf_set1(-127.0f), x));
-    vf n = vf_round(x);
-    vf f = vf_sub(x, n);
+    vf n, f = vf_split(x, &n);
     vf p = vf_set1(0x1.41fbbcp-13f);
     p = vf_fma(p, f, vf_set1(0x1.5f3e54p-10f));
     p = vf_fma(p, f, vf_set1(0x1.3b2d4cp-7f));
@@ -25,14 +26,14 @@ static inline vf vm_exp2(vf x)
     return vf_scale2(vf_fma(p, f, vf_set1(1.0f)), n);
 }
 
-/* 1 / (1 + 2^y): the sigmoid of x for y = -x log2(e), within 2 ulp of y's own rounding. */
-static inline vf vm_sigmoid_exp2(vf y)
+/* 1 / (1 + 2^y): the sigmoid of x for y = -x log2(e), within 2 ulp; not less than 2^-126. */
+FKDA_BODY vf vm_sigmoid_exp2(vf y)
 {
-    return vf_div(vf_set1(1.0f), vf_add(vf_set1(1.0f), vm_exp2(y)));
+    return vf_reciprocal(vf_add(vf_set1(1.0f), vm_exp2(vf_min(vf_set1(126.0f), y))));
 }
 
 /* log(1 + e^x) within 2 ulp: max(x, 0) + log1p(e^-|x|), the latter as 2 atanh(z / (2 + z)). */
-static inline vf vm_softplus(vf x)
+FKDA_BODY vf vm_softplus(vf x)
 {
     vf z = vm_exp2(vf_mul(vf_abs(x), vf_set1(-LOG2E)));
     vf r = vf_div(z, vf_add(z, vf_set1(2.0f)));

@@ -13,10 +13,7 @@ typedef float vf __attribute__((vector_size(16)));
 typedef int32_t vf_bits __attribute__((vector_size(16)));
 typedef uint32_t vf_ubits __attribute__((vector_size(16)));
 
-enum {
-    VF_LANES = 4,
-    PANEL_VECS = 1
-};
+enum { VF_LANES = 4, PANEL_VECS = 1 };
 
 static inline vf vf_zero(void)
 {
@@ -107,11 +104,20 @@ static inline vf vf_abs(vf a)
     return (vf)((vf_bits)a & 0x7fffffff);
 }
 
-/* Adding 1.5 2^23 leaves no bits below one; right for |a| < 2^22, and larger a are clamped before */
-static inline vf vf_round(vf a)
+/* x = *n + the result, *n whole, |result| <= 1/2; x is held within [-127, 128]. Adding 1.5 2^23 leaves
+ * no bits below one. */
+static inline vf vf_split(vf x, vf *n)
 {
     const vf magic = vf_set1(12582912.0f);
-    return (a + magic) - magic;
+    x = vf_min(vf_set1(128.0f), vf_max(vf_set1(-127.0f), x));
+    *n = (x + magic) - magic;
+    return x - *n;
+}
+
+/* 1 / a within 1 ulp for a from 1 to 2^126 */
+static inline vf vf_reciprocal(vf a)
+{
+    return vf_set1(1.0f) / a;
 }
 
 /* a 2^n for whole n in [-127, 128]; 2^-127 counts as 0, 2^128 as infinity. A NaN stays one: it is

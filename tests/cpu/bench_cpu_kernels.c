@@ -32,21 +32,21 @@ static double now(void)
 static volatile float sink;
 
 /* FMA_CHAINS independent chains hide the latency of two units. Returns FLOP/s. */
-#define PEAK_BODY(type, lanes, set1, fma, first)                                                   \
-    type sum[FMA_CHAINS];                                                                          \
-    const type a = set1(0.999f), b = set1(1e-3f);                                                  \
-    for (int i = 0; i < FMA_CHAINS; i++)                                                           \
-        sum[i] = set1((float)i);                                                                   \
-    double start = now();                                                                          \
-    for (int round = 0; round < FMA_ROUNDS; round++)                                               \
-        for (int i = 0; i < FMA_CHAINS; i++)                                                       \
-            sum[i] = fma(sum[i], a, b);                                                            \
-    double seconds = now() - start;                                                                \
-    float total = 0;                                                                               \
-    for (int i = 0; i < FMA_CHAINS; i++)                                                           \
-        total += first(sum[i]);                                                                    \
-    sink = total;                                                                                  \
-    return 2.0 * (lanes) * FMA_CHAINS * FMA_ROUNDS / seconds
+#define PEAK_BODY(type, lanes, set1, fma, first)     \
+    type sum[FMA_CHAINS];                            \
+    const type a = set1(0.999f), b = set1(1e-3f);    \
+    for (int i = 0; i < FMA_CHAINS; i++)             \
+        sum[i] = set1((float)i);                     \
+    double start = now();                            \
+    for (int round = 0; round < FMA_ROUNDS; round++) \
+        for (int i = 0; i < FMA_CHAINS; i++)         \
+            sum[i] = fma(sum[i], a, b);              \
+    double seconds = now() - start;                  \
+    float total = 0;                                 \
+    for (int i = 0; i < FMA_CHAINS; i++)             \
+        total += first(sum[i]);                      \
+    sink = total;                                    \
+    return 2.0 * (lanes)*FMA_CHAINS * FMA_ROUNDS / seconds
 
 #if defined(__x86_64__)
 __attribute__((target("avx512f"))) static double peak_avx512(void)
@@ -60,13 +60,13 @@ __attribute__((target("avx2,fma"))) static double peak_avx2(void)
 }
 #endif
 
-#define SCALAR_SET(x) (x)
+#define SCALAR_SET(x)       (x)
 #define SCALAR_FMA(a, b, c) ((a) * (b) + (c))
 
 static double peak_portable(void)
 {
     typedef float vec4 __attribute__((vector_size(16)));
-#define VEC4_SET(x) ((vec4){x, x, x, x})
+#define VEC4_SET(x)   ((vec4){x, x, x, x})
 #define VEC4_FIRST(x) ((x)[0])
     PEAK_BODY(vec4, 4, VEC4_SET, SCALAR_FMA, VEC4_FIRST);
 }
@@ -178,14 +178,15 @@ static void bench_set(fkda_isa isa, int threads, bool quick, double bandwidth, i
     double limit = peak(isa);
     printf("%s: FMA peak %.1f GFLOP/s\n", fkda_isa_name(isa), limit * 1e-9);
     for (size_t i = 0; i < (quick ? 2 : 3); i++) {
-        double seconds = prefill_seconds(isa, threads, lengths[i], CPU_RANDOM,
-                                         lengths[i] == 8192 ? 3 : 7);
+        double seconds =
+            prefill_seconds(isa, threads, lengths[i], CPU_RANDOM, lengths[i] == 8192 ? 3 : 7);
         double before = limit, rate = 6.0 * 128 * 128 * 32 * (double)lengths[i] / seconds;
         limit = peak(isa);
         limit = limit > before ? limit : before; /* the fairer one: the core never went faster */
-        printf("  prefill T %-5lld %8.2f ms  %6.3f us/token/head  %6.1f GFLOP/s  %5.1f %% of peak\n",
-               (long long)lengths[i], seconds * 1e3, seconds * 1e6 / 32 / (double)lengths[i],
-               rate * 1e-9, 100 * rate / limit);
+        printf(
+            "  prefill T %-5lld %8.2f ms  %6.3f us/token/head  %6.1f GFLOP/s  %5.1f %% of peak\n",
+            (long long)lengths[i], seconds * 1e3, seconds * 1e6 / 32 / (double)lengths[i],
+            rate * 1e-9, 100 * rate / limit);
     }
     for (int d = FKDA_BF16; d <= FKDA_F32; d++) {
         double seconds = decode_seconds(isa, threads, slots, (fkda_dtype)d);

@@ -108,10 +108,9 @@ static void regime_inputs(struct cpu_case *c, uint64_t *seed)
     if (!(s->flags & FKDA_BETA_SIGMOID))
         beta_mean = 0.5;
     c->args.g = normal_tensor(c, s->g, 4, g_shape, g_mean, g_deviation, seed);
-    c->args.beta = normal_tensor(c, s->beta, 3, beta_shape, beta_mean,
-                                 s->flags & FKDA_BETA_SIGMOID ? table[s->regime].beta_deviation
-                                                              : 0.1,
-                                 seed);
+    c->args.beta =
+        normal_tensor(c, s->beta, 3, beta_shape, beta_mean,
+                      s->flags & FKDA_BETA_SIGMOID ? table[s->regime].beta_deviation : 0.1, seed);
     if (s->gate == FKDA_GATE_ACTIVATED)
         return;
     c->args.A_log = normal_tensor(c, FKDA_F32, 1, bias_shape, table[s->regime].head_mean,
@@ -150,11 +149,11 @@ void cpu_case_open(struct cpu_case *c, const struct cpu_shape *shape)
     if (!s->no_initial)
         c->args.initial_state = normal_tensor(c, s->initial, 4, state_shape, 0, 0.1, &seed);
     if (!s->no_final)
-        c->args.final_state = fkda_tensor_contiguous(
-            cpu_case_alloc(c, c->state_count * fkda_dtype_bytes(s->final)), s->final, 4,
-            state_shape);
-    c->args.out = fkda_tensor_contiguous(
-        cpu_case_alloc(c, c->out_count * fkda_dtype_bytes(s->out)), s->out, 4, v_shape);
+        c->args.final_state =
+            fkda_tensor_contiguous(cpu_case_alloc(c, c->state_count * fkda_dtype_bytes(s->final)),
+                                   s->final, 4, state_shape);
+    c->args.out = fkda_tensor_contiguous(cpu_case_alloc(c, c->out_count * fkda_dtype_bytes(s->out)),
+                                         s->out, 4, v_shape);
     cpu_case_poison(c);
 }
 

@@ -13,11 +13,11 @@ enum cpu_regime { CPU_RANDOM, CPU_SLOW, CPU_NO_DECAY, CPU_SATURATED };
 
 /* What a case looks like; 0 where not given means the default in brackets. */
 struct cpu_shape {
-    int64_t B, T, H, HV, K, V;      /* [1, -, 1, H, 128, 128] */
-    int64_t N;                      /* > 0: varlen with cu, B is 1 */
-    const int64_t *cu;              /* [N + 1] */
+    int64_t B, T, H, HV, K, V;        /* [1, -, 1, H, 128, 128] */
+    int64_t N;                        /* > 0: varlen with cu, B is 1 */
+    const int64_t *cu;                /* [N + 1] */
     fkda_dtype q, k, v, g, beta, out; /* [BF16] */
-    fkda_dtype initial, final;      /* [F32]; FKDA_DTYPE_INVALID and has_... false: absent */
+    fkda_dtype initial, final;        /* [F32]; FKDA_DTYPE_INVALID and has_... false: absent */
     bool no_initial, no_final;
     enum cpu_regime regime;
     fkda_gate gate;
