@@ -45,7 +45,7 @@ struct scratch {
 static size_t fixed_floats(int64_t K)
 {
     return (size_t)((CHUNK_GROUPS + 1) * COEF_ROWS * K + CHUNK_GROUPS * TRIANGLE + 4 * CHUNK +
-                    ROWS * K + VF_LANES * K + 64);
+                    2 * CHUNK * VF_LANES + ROWS * K + VF_LANES * K + 64);
 }
 
 static struct scratch carve_scratch(void *memory, int64_t K)
@@ -61,6 +61,8 @@ static struct scratch carve_scratch(void *memory, int64_t K)
     s.chunk.q_factor = s.tokens.q_factor = p + 2 * CHUNK;
     s.chunk.k_factor = s.tokens.k_factor = p + 3 * CHUNK;
     p += 4 * CHUNK;
+    s.chunk.squares = p;
+    p += 2 * CHUNK * VF_LANES;
     s.work = p;
     p += ROWS * K;
     s.image = p;
@@ -109,7 +111,7 @@ static void prefetch_token(const struct prefill *run, struct upcoming *next, str
 {
     const struct fkda_plan *plan = run->plan;
     if (next->t >= next->end) {
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < AHEAD; i++)
             io->ahead[i].step = 0; /* again what was there: costs nothing */
         return;
     }
@@ -146,6 +148,8 @@ static void open_group(const struct prefill *run, const struct chunk_rows *rows,
 {
     io->triangle = run->scratch.chunk.triangles + group * TRIANGLE;
     io->b = run->scratch.chunk.b + group * GROUP;
+    io->k_factor = run->scratch.chunk.k_factor + group * GROUP;
+    io->q_factor = run->scratch.chunk.q_factor + group * GROUP;
     io->count = left < GROUP ? left : GROUP;
     for (int64_t t = 0; t < io->count; t++) {
         io->v[t] = rows->v[group * GROUP + t] + v * rows->v_bytes;

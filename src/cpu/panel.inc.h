@@ -5,13 +5,19 @@
  *
  *     s <- D s + sum_t u_t Kr_t        pk_t += Kd_t s        pq_t += Qd_t s
  *
- * then  u_t = b_t (v_t - pk_t - sum_(s<t) A_ts u_s)   and   out_t = pq_t + sum_(s<=t) P_ts u_s.
+ * then, with kf_t and qf_t the factors that normalise k_t and q_t (and scale),
+ *
+ *     u_t = kf_t b_t (v_t - kf_t (pk_t + sum_(s<t) A_ts u_s))    out_t = qf_t (pq_t + sum_(s<=t) P_ts u_s).
+ *
  * Between chunks the panel holds the state itself, in float32 and in no other coordinates, so a call
  * that ends there and one that goes on continue from the same bits. */
 #ifndef FKDA_PANEL_INC_H
 #define FKDA_PANEL_INC_H
 
-enum { PANEL_WIDTH = PANEL_VECS * VF_LANES };
+enum {
+    PANEL_WIDTH = PANEL_VECS * VF_LANES,
+    AHEAD = 4 /* tensors of which rows are fetched ahead: q, k, g, v */
+};
 
 /* A row that will be read soon; a pass fetches `step` bytes of it per block of channels. A dozen or
  * so lines can be under way at once, and the processor stalls beyond: hence a few at a time. */
@@ -22,162 +28,205 @@ struct prefetch_row {
 
 /* What a pass reads and writes besides the state: the group's tokens, from one value channel on. */
 struct group_io {
-    const float *triangle, *b;
+    const float *triangle, *b, *k_factor, *q_factor;
     const void *v[GROUP];
     void *out[GROUP];
     int64_t count; /* tokens that exist */
     bool v_bf16, out_bf16;
-    struct prefetch_row ahead[4];
+    struct prefetch_row ahead[AHEAD];
 };
 
-/* Where a row stands in its update: add = sum of the u_t Kr_t so far. */
-struct row_update {
-    vf add[PANEL_VECS];
+/* One vector for each token of a group. Named fields, not an array: they are to live in registers. */
+struct four {
+    vf t0, t1, t2, t3;
 };
 
-FKDA_BODY void update_step(struct row_update *row, int t, int vecs, const float *coef,
-                           const vf u[PANEL_VECS][GROUP])
+/* Vector i of what a group leaves for its update: u is [GROUP][PANEL_VECS] vectors. */
+FKDA_BODY struct four load_four(const float *u, int i)
 {
-    vf kr = vf_set1(coef[(ROW_KR + t) * COEF_BLOCK]);
-    for (int i = 0; i < vecs; i++)
-        row->add[i] = t == 0 ? vf_mul(u[i][0], kr) : vf_fma(u[i][t], kr, row->add[i]);
+    const int64_t step = PANEL_VECS * VF_LANES;
+    u += i * VF_LANES;
+    return (struct four){vf_load(u), vf_load(u + step), vf_load(u + 2 * step),
+                         vf_load(u + 3 * step)};
 }
 
-/* s <- D s + add: last, so that the sum does not wait for s, and so that of what is rounded at the
- * size of the state there is one operation in four tokens. */
-FKDA_BODY void update_finish(const struct row_update *row, int vecs, const float *coef,
-                             float *panel, vf s[PANEL_VECS])
+/* s <- D s + sum_t u_t Kr_t: the sum first, so that it does not wait for s, and so that of what is
+ * rounded at the size of the state there is one operation in four tokens. */
+FKDA_BODY vf update_row(const float *coef, const float *panel, const struct four *u)
 {
-    vf d = vf_set1(coef[ROW_D * COEF_BLOCK]);
-    for (int i = 0; i < vecs; i++) {
-        s[i] = vf_fma(vf_load(panel + i * VF_LANES), d, row->add[i]);
-        vf_store(panel + i * VF_LANES, s[i]);
+    coef += ROW_KR * COEF_BLOCK;
+    vf add = vf_mul(u->t0, vf_set1(coef[0]));
+    add = vf_fma(u->t1, vf_set1(coef[COEF_BLOCK]), add);
+    add = vf_fma(u->t2, vf_set1(coef[2 * COEF_BLOCK]), add);
+    add = vf_fma(u->t3, vf_set1(coef[3 * COEF_BLOCK]), add);
+    vf d = vf_set1(coef[(ROW_D - ROW_KR) * COEF_BLOCK]);
+    return vf_fma(vf_load(panel), d, add);
+}
+
+/* sum_t += row t of coef times s */
+FKDA_BODY void multiply_row(const float *coef, vf s, struct four *sum)
+{
+    sum->t0 = vf_fma(vf_set1(coef[0]), s, sum->t0);
+    sum->t1 = vf_fma(vf_set1(coef[COEF_BLOCK]), s, sum->t1);
+    sum->t2 = vf_fma(vf_set1(coef[2 * COEF_BLOCK]), s, sum->t2);
+    sum->t3 = vf_fma(vf_set1(coef[3 * COEF_BLOCK]), s, sum->t3);
+}
+
+/* Products of a group with one vector of the panel. */
+struct products {
+    struct four k, q;
+};
+
+/* COEF_BLOCK rows, first all updates and then all products: an update is a chain of five dependent
+ * operations, and with the products in between the scheduler is too small to see the next chain.
+ * The second vector of the panel is there where vecs is 2. */
+FKDA_BODY void update_block(float *panel, const float *coef, int vecs, const struct four *u0,
+                            const struct four *u1)
+{
+    for (int64_t d = 0; d < COEF_BLOCK; d++, coef++, panel += vecs * VF_LANES) {
+        vf s0 = update_row(coef, panel, u0), s1 = s0;
+        if (vecs == 2)
+            s1 = update_row(coef, panel + VF_LANES, u1);
+        vf_store(panel, s0); /* both after the last coefficient is read: each is read once */
+        if (vecs == 2)
+            vf_store(panel + VF_LANES, s1);
     }
 }
 
-FKDA_BODY void update_row(vf s[PANEL_VECS], int vecs, const float *coef, float *panel,
-                          const vf u[PANEL_VECS][GROUP])
+FKDA_BODY void multiply_block(const float *panel, const float *coef, int vecs, struct products *p0,
+                              struct products *p1)
 {
-    struct row_update row;
-#pragma GCC unroll 4
-    for (int t = 0; t < GROUP; t++)
-        update_step(&row, t, vecs, coef, u);
-    update_finish(&row, vecs, coef, panel, s);
-}
-
-FKDA_BODY void load_u(const float *u, int vecs, vf into[PANEL_VECS][GROUP])
-{
-    for (int i = 0; i < vecs; i++)
-        for (int t = 0; t < GROUP; t++)
-            into[i][t] = vf_load(u + (t * PANEL_VECS + i) * VF_LANES);
-}
-
-/* u and out of a group from its products pk, pq; vector i of the panel. */
-FKDA_BODY void solve_group(const struct group_io *io, int i, const vf pk[GROUP], const vf pq[GROUP],
-                           float *u_out)
-{
-    const float *triangle = io->triangle;
-    vf u[GROUP], o[GROUP];
-#pragma GCC unroll 4
-    for (int t = 0; t < GROUP; t++) {
-        o[t] = pq[t];
-        u[t] = vf_zero();
-        if (t < io->count) {
-            vf x = vf_sub(load_channels(io->v[t], io->v_bf16, i * VF_LANES), pk[t]);
-            for (int s = 0; s < t; s++)
-                x = vf_fnma(vf_set1(triangle[TRIANGLE_A(t, s)]), u[s], x);
-            u[t] = vf_mul(vf_set1(io->b[t]), x);
-        }
-        vf_store(u_out + (t * PANEL_VECS + i) * VF_LANES, u[t]);
-        for (int s = 0; s <= t; s++)
-            o[t] = vf_fma(vf_set1(triangle[TRIANGLE_P(t, s)]), u[s], o[t]);
-    }
-    for (int t = 0; t < io->count; t++) {
-        if (io->out_bf16)
-            vf_store_bf16((uint16_t *)io->out[t] + i * VF_LANES, o[t]);
-        else
-            vf_storeu((float *)io->out[t] + i * VF_LANES, o[t]);
+    for (int64_t d = 0; d < COEF_BLOCK; d++, coef++, panel += vecs * VF_LANES) {
+        vf s0 = vf_load(panel), s1 = vecs == 2 ? vf_load(panel + VF_LANES) : s0;
+        multiply_row(coef + ROW_KD * COEF_BLOCK, s0, &p0->k);
+        if (vecs == 2)
+            multiply_row(coef + ROW_KD * COEF_BLOCK, s1, &p1->k);
+        multiply_row(coef + ROW_QD * COEF_BLOCK, s0, &p0->q);
+        if (vecs == 2)
+            multiply_row(coef + ROW_QD * COEF_BLOCK, s1, &p1->q);
     }
 }
 
-FKDA_BODY void multiply_token(int t, int vecs, const float *coef, const vf s[PANEL_VECS],
-                              vf pk[PANEL_VECS][GROUP], vf pq[PANEL_VECS][GROUP])
+/* ---- From products to u and out -------------------------------------------------------------- */
+
+/* u_t for x = pk_t + sum_(s<t) A_ts u_s; 0 for a token past the end. */
+FKDA_BODY vf solve_token(const struct group_io *io, int t, int i, vf x, float *u_out)
 {
-    vf kd = vf_set1(coef[(ROW_KD + t) * COEF_BLOCK]);
-    for (int i = 0; i < vecs; i++)
-        pk[i][t] = vf_fma(kd, s[i], pk[i][t]);
-    vf qd = vf_set1(coef[(ROW_QD + t) * COEF_BLOCK]);
-    for (int i = 0; i < vecs; i++)
-        pq[i][t] = vf_fma(qd, s[i], pq[i][t]);
+    vf u = vf_zero();
+    if (t < io->count) {
+        vf v = load_channels(io->v[t], io->v_bf16, i * VF_LANES);
+        u = vf_mul(vf_set1(io->b[t]), vf_fnma(vf_set1(io->k_factor[t]), x, v));
+    }
+    vf_store(u_out + (t * PANEL_VECS + i) * VF_LANES, u);
+    return u;
 }
 
-#ifndef RB
-#define RB 16
-#endif
-/* COEF_BLOCK rows. */
-FKDA_BODY void pass_block(float *panel, const float *coef, bool update, int vecs,
-                          const vf before[PANEL_VECS][GROUP], vf pk[PANEL_VECS][GROUP],
-                          vf pq[PANEL_VECS][GROUP])
+FKDA_BODY vf triangle_fma(const struct group_io *io, int entry, vf u, vf sum)
 {
-    vf s[PANEL_VECS];
-    for (int64_t r = 0; r < COEF_BLOCK; r += RB) {
-        if (update)
-            for (int64_t d = r; d < r + RB; d++)
-                update_row(s, vecs, coef + d, panel + d * vecs * VF_LANES, before);
-        for (int64_t d = r; d < r + RB; d++) {
-            for (int i = 0; i < vecs; i++)
-                s[i] = vf_load(panel + (d * vecs + i) * VF_LANES);
-#pragma GCC unroll 4
-            for (int t = 0; t < GROUP; t++)
-                multiply_token(t, vecs, coef + d, s, pk, pq);
-        }
+    return vf_fma(vf_set1(io->triangle[entry]), u, sum);
+}
+
+/* Vector i of the panel: stores u, returns out. */
+FKDA_BODY struct four solve_group(const struct group_io *io, int i, const struct products *p,
+                                  float *u_out)
+{
+    vf u0 = solve_token(io, 0, i, p->k.t0, u_out);
+    vf x1 = triangle_fma(io, TRIANGLE_A(1, 0), u0, p->k.t1);
+    vf x2 = triangle_fma(io, TRIANGLE_A(2, 0), u0, p->k.t2);
+    vf x3 = triangle_fma(io, TRIANGLE_A(3, 0), u0, p->k.t3);
+    vf u1 = solve_token(io, 1, i, x1, u_out);
+    x2 = triangle_fma(io, TRIANGLE_A(2, 1), u1, x2);
+    x3 = triangle_fma(io, TRIANGLE_A(3, 1), u1, x3);
+    vf u2 = solve_token(io, 2, i, x2, u_out);
+    x3 = triangle_fma(io, TRIANGLE_A(3, 2), u2, x3);
+    vf u3 = solve_token(io, 3, i, x3, u_out);
+
+    struct four o;
+    o.t0 = triangle_fma(io, TRIANGLE_P(0, 0), u0, p->q.t0);
+    o.t1 = triangle_fma(io, TRIANGLE_P(1, 0), u0, p->q.t1);
+    o.t1 = triangle_fma(io, TRIANGLE_P(1, 1), u1, o.t1);
+    o.t2 = triangle_fma(io, TRIANGLE_P(2, 0), u0, p->q.t2);
+    o.t2 = triangle_fma(io, TRIANGLE_P(2, 1), u1, o.t2);
+    o.t2 = triangle_fma(io, TRIANGLE_P(2, 2), u2, o.t2);
+    o.t3 = triangle_fma(io, TRIANGLE_P(3, 0), u0, p->q.t3);
+    o.t3 = triangle_fma(io, TRIANGLE_P(3, 1), u1, o.t3);
+    o.t3 = triangle_fma(io, TRIANGLE_P(3, 2), u2, o.t3);
+    o.t3 = triangle_fma(io, TRIANGLE_P(3, 3), u3, o.t3);
+    return o;
+}
+
+/* Token t of out, o0 and (vecs 2) o1 being its channels before the factor. */
+FKDA_BODY void store_out(const struct group_io *io, int t, int vecs, vf o0, vf o1)
+{
+    if (t >= io->count)
+        return;
+    vf factor = vf_set1(io->q_factor[t]);
+    o0 = vf_mul(factor, o0);
+    o1 = vf_mul(factor, o1);
+    if (io->out_bf16 && vecs == 2) {
+        vf_store_bf16_pair(io->out[t], o0, o1);
+    } else if (io->out_bf16) {
+        vf_store_bf16(io->out[t], o0);
+    } else {
+        vf_storeu(io->out[t], o0);
+        if (vecs == 2)
+            vf_storeu((float *)io->out[t] + VF_LANES, o1);
     }
 }
+
+/* ---- Passes ---------------------------------------------------------------------------------- */
 
 /* One group over a panel of `vecs` vectors. u: of the group before, then of this one. */
 FKDA_BODY void pass_body(float *panel, const float *slot, int64_t K, bool update, int vecs,
                          float *u, const struct group_io *io)
 {
-    vf pk[PANEL_VECS][GROUP], pq[PANEL_VECS][GROUP], before[PANEL_VECS][GROUP];
-    for (int i = 0; i < vecs; i++)
-        for (int t = 0; t < GROUP; t++)
-            pk[i][t] = pq[i][t] = vf_zero();
-    if (update)
-        load_u(u, vecs, before);
+    const struct four zero = {vf_zero(), vf_zero(), vf_zero(), vf_zero()};
+    struct products p0 = {zero, zero}, p1 = {zero, zero};
+    struct four u0 = zero, u1 = zero;
+    if (update) {
+        u0 = load_four(u, 0);
+        u1 = load_four(u, vecs - 1);
+    }
     for (int64_t block = 0; block < K / COEF_BLOCK; block++) {
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < AHEAD; i++)
             __builtin_prefetch(io->ahead[i].row + block * io->ahead[i].step, 0, 2);
-        pass_block(panel, slot, update, vecs, before, pk, pq);
+        if (update)
+            update_block(panel, slot, vecs, &u0, &u1);
+        multiply_block(panel, slot, vecs, &p0, &p1);
         panel += COEF_BLOCK * vecs * VF_LANES;
         slot += COEF_ROWS * COEF_BLOCK;
     }
-    for (int i = 0; i < vecs; i++)
-        solve_group(io, i, pk[i], pq[i], u);
+    struct four o0 = solve_group(io, 0, &p0, u), o1 = o0;
+    if (vecs == 2)
+        o1 = solve_group(io, 1, &p1, u);
+    store_out(io, 0, vecs, o0.t0, o1.t0);
+    store_out(io, 1, vecs, o0.t1, o1.t1);
+    store_out(io, 2, vecs, o0.t2, o1.t2);
+    store_out(io, 3, vecs, o0.t3, o1.t3);
 }
 
 /* Applies the update of the last group, so that the panel holds the state after it. */
 FKDA_BODY void flush_body(float *panel, const float *slot, int64_t K, int vecs, const float *u)
 {
-    vf last[PANEL_VECS][GROUP], s[PANEL_VECS];
-    load_u(u, vecs, last);
-    for (int64_t block = 0; block < K; block += COEF_BLOCK, slot += COEF_ROWS * COEF_BLOCK)
-        for (int64_t d = 0; d < COEF_BLOCK; d++, panel += vecs * VF_LANES)
-            update_row(s, vecs, slot + d, panel, last);
+    struct four u0 = load_four(u, 0), u1 = load_four(u, vecs - 1);
+    for (int64_t block = 0; block < K / COEF_BLOCK; block++)
+        update_block(panel + block * COEF_BLOCK * vecs * VF_LANES,
+                     slot + block * COEF_ROWS * COEF_BLOCK, vecs, &u0, &u1);
 }
 
-static void pass_first(float *panel, const float *slot, int64_t K, float *u,
-                       const struct group_io *io)
+FKDA_KERNEL void pass_first(float *panel, const float *slot, int64_t K, float *u,
+                            const struct group_io *io)
 {
     pass_body(panel, slot, K, false, PANEL_VECS, u, io);
 }
 
-static void pass_next(float *panel, const float *slot, int64_t K, float *u,
-                      const struct group_io *io)
+FKDA_KERNEL void pass_next(float *panel, const float *slot, int64_t K, float *u,
+                           const struct group_io *io)
 {
     pass_body(panel, slot, K, true, PANEL_VECS, u, io);
 }
 
-static void pass_flush(float *panel, const float *slot, int64_t K, const float *u)
+FKDA_KERNEL void pass_flush(float *panel, const float *slot, int64_t K, const float *u)
 {
     flush_body(panel, slot, K, PANEL_VECS, u);
 }

@@ -1,14 +1,14 @@
 /* prepare.inc.h: from the rows of q, k, g, beta to the coefficients of four tokens at a time.
  *
- * With a_t = 2^(g_t) the decay of token t of a group and S the state before the group:
+ * With a_t = 2^(g_t) the decay of token t of a group, and k, q as they come (not yet normalised):
  *
- *     Kd_t = k_t a_0 .. a_t     Qd_t = scale q_t a_0 .. a_t     D = a_0 a_1 a_2 a_3
+ *     Kd_t = k_t a_0 .. a_t     Qd_t = q_t a_0 .. a_t     D = a_0 a_1 a_2 a_3
  *     Kr_t = k_t a_(t+1) .. a_3
- *     A_ts = sum_d k_t k_s a_(s+1) .. a_t   (s < t)             P_ts likewise with q_t (s <= t)
+ *     A_ts = sum_d k_t k_s a_(s+1) .. a_t   (s < t)       P_ts likewise with q_t (s <= t)
  *
  * Every factor is a product of decays, never a quotient, so no gate is too deep: a channel that has
- * decayed to nothing is 0, not an overflow. D alone is compounded over the whole sequence; it comes
- * from the sum of the four logarithms, with one rounding instead of seven.
+ * decayed to nothing is 0, not an overflow. The norms and the scale are numbers per token; they are
+ * applied to what the products yield (solve_group), which is less work than to the rows.
  *
  * Layout: slot [K / 16][COEF_ROWS][16], so that a pass over channels reads with one pointer. A slot
  * holds Kr and D of the group before and Kd, Qd of its own group: what one pass needs. */
@@ -46,13 +46,13 @@ struct gate_constants {
 struct chunk {
     float *slots;               /* [CHUNK_GROUPS + 1][K / 16][COEF_ROWS][16] */
     float *triangles;           /* [CHUNK_GROUPS][TRIANGLE] */
-    float *b;                   /* [CHUNK] */
+    float *b;                   /* [CHUNK]: b k_factor */
     float *q_factor, *k_factor; /* [CHUNK]: what makes q^ scale and k^ of a raw row */
+    float *squares;             /* [2][CHUNK][VF_LANES]: of k, then of q; a sum in each lane */
 };
 
 struct group_rows {
     const void *q[GROUP], *k[GROUP], *g[GROUP];
-    float q_factor[GROUP], k_factor[GROUP];
     float live[GROUP]; /* 1; 0 for a token past the end, which then changes nothing */
 };
 
@@ -138,28 +138,28 @@ static void prepare_beta(const struct fkda_plan *plan, const struct fkda_sequenc
 
 /* ---- One group ------------------------------------------------------------------------------- */
 
-/* decay [GROUP][K] <- a_t, and row D of the slot after. Four chains at a time hide each other's
- * latency; nothing else is in this loop, so that several rounds of it are in flight. */
+/* decay [GROUP][K] <- a_t. Four chains at a time hide each other's latency; nothing else is in this
+ * loop, so that several rounds of it are in flight. */
 FKDA_BODY void group_decays(const struct group_rows *rows, const struct gate_constants *gate,
-                            fkda_gate kind, bool is_bf16, int64_t K, float *decay, float *next)
+                            fkda_gate kind, bool is_bf16, int64_t K, float *decay)
 {
     for (int64_t d = 0; d < K; d += VF_LANES) {
-        vf log2_d = vf_zero();
 #pragma GCC unroll 4
         for (int t = 0; t < GROUP; t++) {
             vf g = gate_log2(gate, kind, load_channels(rows->g[t], is_bf16, d), d, rows->live[t]);
-            log2_d = vf_add(log2_d, g);
             vf_store(decay + t * K + d, vm_exp2(g));
         }
-        vf_store(next + d / COEF_BLOCK * COEF_ROWS * COEF_BLOCK + ROW_D * COEF_BLOCK +
-                     d % COEF_BLOCK,
-                 vm_exp2(log2_d));
     }
 }
 
-/* One vector of channels, from d on: rows of `own` and `next`, and sums of the triangle. */
+/* Sums over channels, one per lane: the triangle, and the squares of k and q. */
+struct group_sums {
+    vf triangle[TRIANGLE], k2[GROUP], q2[GROUP];
+};
+
+/* One vector of channels, from d on: rows of `own` and `next`, and the sums. */
 FKDA_BODY void group_channels(const struct group_rows *rows, bool is_bf16, int64_t K, int64_t d,
-                              const float *decay, float *own, float *next, vf sum[TRIANGLE])
+                              const float *decay, float *own, float *next, struct group_sums *sum)
 {
     vf reach[GROUP]; /* reach[s] = k_s a_(s+1) .. a_t */
     vf product = vf_load(decay + d);
@@ -168,39 +168,52 @@ FKDA_BODY void group_channels(const struct group_rows *rows, bool is_bf16, int64
         vf a = vf_load(decay + t * K + d);
         if (t > 0)
             product = vf_mul(product, a);
-        vf k = vf_mul(load_channels(rows->k[t], is_bf16, d), vf_set1(rows->k_factor[t]));
-        vf q = vf_mul(load_channels(rows->q[t], is_bf16, d), vf_set1(rows->q_factor[t]));
+        vf k = load_channels(rows->k[t], is_bf16, d), q = load_channels(rows->q[t], is_bf16, d);
         vf_store(own + (ROW_KD + t) * COEF_BLOCK, vf_mul(k, product));
         vf_store(own + (ROW_QD + t) * COEF_BLOCK, vf_mul(q, product));
         for (int s = 0; s < t; s++) {
             reach[s] = vf_mul(reach[s], a);
-            sum[TRIANGLE_A(t, s)] = vf_fma(k, reach[s], sum[TRIANGLE_A(t, s)]);
-            sum[TRIANGLE_P(t, s)] = vf_fma(q, reach[s], sum[TRIANGLE_P(t, s)]);
+            vf *a_ts = &sum->triangle[TRIANGLE_A(t, s)], *p_ts = &sum->triangle[TRIANGLE_P(t, s)];
+            *a_ts = vf_fma(k, reach[s], *a_ts);
+            *p_ts = vf_fma(q, reach[s], *p_ts);
         }
         reach[t] = k;
-        sum[TRIANGLE_P(t, t)] = vf_fma(q, k, sum[TRIANGLE_P(t, t)]);
+        vf *p_tt = &sum->triangle[TRIANGLE_P(t, t)];
+        *p_tt = vf_fma(q, k, *p_tt);
+        sum->k2[t] = vf_fma(k, k, sum->k2[t]);
+        sum->q2[t] = vf_fma(q, q, sum->q2[t]);
     }
 #pragma GCC unroll 4
     for (int t = 0; t < GROUP; t++)
         vf_store(next + (ROW_KR + t) * COEF_BLOCK, reach[t]);
+    vf_store(next + ROW_D * COEF_BLOCK, product);
 }
 
+/* squares: of the group's first token in chunk->squares. */
 FKDA_BODY void group_body(const struct group_rows *rows, const struct gate_constants *gate,
-                          fkda_gate kind, bool is_bf16, int64_t K, float *own, float *next,
-                          float *triangle)
+                          fkda_gate kind, bool is_bf16, int64_t K, float *own, float *triangle,
+                          float *squares)
 {
     float decay[GROUP * MAX_K] __attribute__((aligned(64)));
-    group_decays(rows, gate, kind, is_bf16, K, decay, next);
-    vf sum[TRIANGLE];
+    float *next = own + COEF_ROWS * K;
+    group_decays(rows, gate, kind, is_bf16, K, decay);
+    struct group_sums sum;
 #pragma GCC unroll 16
     for (int i = 0; i < TRIANGLE; i++)
-        sum[i] = vf_zero();
+        sum.triangle[i] = vf_zero();
+#pragma GCC unroll 4
+    for (int t = 0; t < GROUP; t++)
+        sum.k2[t] = sum.q2[t] = vf_zero();
     for (int64_t c = 0; c < K; c += COEF_BLOCK)
         for (int64_t i = 0; i < COEF_BLOCK; i += VF_LANES)
             group_channels(rows, is_bf16, K, c + i, decay, own + c * COEF_ROWS + i,
-                           next + c * COEF_ROWS + i, sum);
+                           next + c * COEF_ROWS + i, &sum);
     for (int i = 0; i < TRIANGLE; i += VF_LANES)
-        vf_store(triangle + i, vf_sum_rows(sum + i));
+        vf_store(triangle + i, vf_sum_rows(sum.triangle + i));
+    for (int t = 0; t < GROUP; t++) {
+        vf_store(squares + t * VF_LANES, sum.k2[t]);
+        vf_store(squares + (CHUNK + t) * VF_LANES, sum.q2[t]);
+    }
 }
 
 #define GROUP_VARIANT(name, kind, is_bf16)                                                        \
@@ -218,7 +231,7 @@ GROUP_VARIANT(group_activated_f32, FKDA_GATE_ACTIVATED, false)
 #undef GROUP_VARIANT
 
 typedef void (*group_function)(const struct group_rows *rows, const struct gate_constants *gate,
-                               int64_t K, float *own, float *next, float *triangle);
+                               int64_t K, float *own, float *triangle, float *squares);
 
 static group_function group_for(fkda_gate kind, bool is_bf16)
 {
@@ -242,43 +255,65 @@ static const void *row_as_f32(const struct fkda_view *view, const void *row, int
     return room;
 }
 
+/* factors[t] = factor / sqrt(sum of squares + 1e-6), or factor itself without norm. */
+static void factors_of(const struct fkda_plan *plan, const float *squares, float factor,
+                       float *factors)
+{
+    for (int64_t base = 0; base < CHUNK; base += VF_LANES) {
+        vf rows[VF_LANES];
+        for (int64_t i = 0; i < VF_LANES; i++)
+            rows[i] = vf_load(squares + (base + i) * VF_LANES);
+        vf sum = vf_add(vf_sum_rows(rows), vf_set1(1e-6f));
+        vf scaled = vf_div(vf_set1(factor), vf_sqrt(sum));
+        vf_store(factors + base, plan->qk_l2norm ? scaled : vf_set1(factor));
+    }
+}
+
+/* Points `rows` to four tokens of a head from t on; the first `count` exist. room: for rows that
+ * must be converted, where not all of q, k, g are bfloat16. */
+static void open_rows_of_group(const struct fkda_plan *plan, const struct fkda_sequence *seq,
+                               int64_t head, int64_t t, int64_t count, bool all_bf16,
+                               float room[3 * GROUP][MAX_K], struct group_rows *rows)
+{
+    int64_t key_head = head / plan->heads_per_key, K = plan->K;
+    for (int64_t i = 0; i < GROUP; i++) {
+        rows->live[i] = i < count ? 1.0f : 0.0f;
+        rows->q[i] = rows->k[i] = rows->g[i] = zero_row;
+        if (i >= count)
+            continue;
+        rows->q[i] = fkda_row(&plan->q, seq, t + i, key_head, 0);
+        rows->k[i] = fkda_row(&plan->k, seq, t + i, key_head, 0);
+        rows->g[i] = fkda_row(&plan->g, seq, t + i, head, 0);
+        if (all_bf16)
+            continue;
+        rows->q[i] = row_as_f32(&plan->q, rows->q[i], K, room[3 * i]);
+        rows->k[i] = row_as_f32(&plan->k, rows->k[i], K, room[3 * i + 1]);
+        rows->g[i] = row_as_f32(&plan->g, rows->g[i], K, room[3 * i + 2]);
+    }
+}
+
 /* Tokens t0 .. t0 + count - 1 of one head: fills every field of the chunk. */
 static void prepare_chunk(const struct fkda_plan *plan, const struct fkda_sequence *seq,
                           int64_t head, int64_t t0, int64_t count, const struct chunk *chunk)
 {
-    int64_t key_head = head / plan->heads_per_key, K = plan->K;
     bool all_bf16 =
         plan->q.dtype == FKDA_BF16 && plan->k.dtype == FKDA_BF16 && plan->g.dtype == FKDA_BF16;
     struct gate_constants gate = gate_of_head(plan, head);
     group_function group = group_for(gate.kind, all_bf16);
-    norm_factors(plan, &plan->q, seq, key_head, t0, count, plan->scale, chunk->q_factor);
-    norm_factors(plan, &plan->k, seq, key_head, t0, count, 1.0f, chunk->k_factor);
-    prepare_beta(plan, seq, head, t0, count, chunk->b);
     float room[3 * GROUP][MAX_K];
+    if (count <= CHUNK - GROUP)
+        memset(chunk->squares, 0, 2 * CHUNK * VF_LANES * sizeof(float));
     for (int64_t first = 0; first < count; first += GROUP) {
         struct group_rows rows;
-        for (int64_t i = 0; i < GROUP; i++) {
-            int64_t t = first + i;
-            bool live = t < count;
-            rows.live[i] = live ? 1.0f : 0.0f;
-            rows.q_factor[i] = live ? chunk->q_factor[t] : 0.0f;
-            rows.k_factor[i] = live ? chunk->k_factor[t] : 0.0f;
-            rows.q[i] = rows.k[i] = rows.g[i] = zero_row;
-            if (!live)
-                continue;
-            rows.q[i] = fkda_row(&plan->q, seq, t0 + t, key_head, 0);
-            rows.k[i] = fkda_row(&plan->k, seq, t0 + t, key_head, 0);
-            rows.g[i] = fkda_row(&plan->g, seq, t0 + t, head, 0);
-            if (all_bf16)
-                continue;
-            rows.q[i] = row_as_f32(&plan->q, rows.q[i], K, room[3 * i]);
-            rows.k[i] = row_as_f32(&plan->k, rows.k[i], K, room[3 * i + 1]);
-            rows.g[i] = row_as_f32(&plan->g, rows.g[i], K, room[3 * i + 2]);
-        }
-        float *own = chunk->slots + first / GROUP * COEF_ROWS * K;
-        group(&rows, &gate, K, own, own + COEF_ROWS * K,
-              chunk->triangles + first / GROUP * TRIANGLE);
+        open_rows_of_group(plan, seq, head, t0 + first, count - first, all_bf16, room, &rows);
+        group(&rows, &gate, plan->K, chunk->slots + first / GROUP * COEF_ROWS * plan->K,
+              chunk->triangles + first / GROUP * TRIANGLE, chunk->squares + first * VF_LANES);
     }
+    factors_of(plan, chunk->squares, 1.0f, chunk->k_factor);
+    factors_of(plan, chunk->squares + CHUNK * VF_LANES, plan->scale, chunk->q_factor);
+    prepare_beta(plan, seq, head, t0, count, chunk->b);
+    for (int64_t t = 0; t < CHUNK; t += VF_LANES)
+        vf_store(chunk->b + t, vf_mul(vf_load(chunk->b + t), vf_load(chunk->k_factor + t)));
 }
 
 #endif /* FKDA_PREPARE_INC_H */

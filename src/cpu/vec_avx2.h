@@ -133,6 +133,13 @@ static inline void vf_store_bf16(uint16_t *p, vf a)
     _mm_storeu_si128((__m128i *)p, _mm_packus_epi32(low, high));
 }
 
+/* a, then b. */
+static inline void vf_store_bf16_pair(uint16_t *p, vf a, vf b)
+{
+    vf_store_bf16(p, a);
+    vf_store_bf16(p + VF_LANES, b);
+}
+
 /* Lane i becomes lane j of row i and back. */
 static inline void vf_transpose(vf r[8])
 {

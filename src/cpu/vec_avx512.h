@@ -122,14 +122,31 @@ static inline vf vf_load_bf16(const uint16_t *p)
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
 
-static inline void vf_store_bf16(uint16_t *p, vf a)
+/* Bits that round to bfloat16 (nearest, ties to even) when the lower half is cut off. */
+static inline __m512i vf_rounded_bits(vf a)
 {
     __m512i bits = _mm512_castps_si512(a);
-    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
     __mmask16 nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
-    rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
-    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+    __m512i half = _mm512_mask_mov_epi32(_mm512_set1_epi32(0x7fff), odd, _mm512_set1_epi32(0x8000));
+    return _mm512_mask_or_epi32(_mm512_add_epi32(bits, half), nan, bits,
+                                _mm512_set1_epi32(0x400000));
+}
+
+static inline void vf_store_bf16(uint16_t *p, vf a)
+{
+    __m512i upper = _mm512_srli_epi32(vf_rounded_bits(a), 16);
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(upper));
+}
+
+/* a, then b: 32 values that fill a cache line. */
+static inline void vf_store_bf16_pair(uint16_t *p, vf a, vf b)
+{
+    const __m512i upper_halves =
+        _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27,
+                         25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    _mm512_storeu_si512(
+        p, _mm512_permutex2var_epi16(vf_rounded_bits(a), upper_halves, vf_rounded_bits(b)));
 }
 
 /* Lane i becomes lane j of row i and back. */

@@ -10,6 +10,9 @@
 /* Bodies that are specialised by literal arguments; without it a compiler may merge the variants. */
 #define FKDA_BODY static inline __attribute__((always_inline))
 
+/* A loop that wants all registers: not to be merged into its caller. */
+#define FKDA_KERNEL static __attribute__((noinline))
+
 #define LOG2E 1.44269504088896340736f
 
 /* 2^x within 1 ulp; x below -126.5 gives 0, above 128 infinity, NaN stays NaN. The polynomial has
