@@ -41,8 +41,13 @@ VARLEN = [
 
 
 @pytest.fixture(autouse=True)
-def no_switches(monkeypatch):
+def quiet_surroundings(monkeypatch):
+    """None of FLA's switches, and one thread for the thousands of small steps of its naive loop."""
     monkeypatch.delenv("FLA_FLASH_KDA", raising=False)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def assert_ours(result):
@@ -86,7 +91,10 @@ def naive(inputs, lower_bound=-5.0):
 def check_accuracy(inputs, **call):
     result = run(inputs, state_v_first=True, **call)
     assert_ours(result)
-    for name, (out, final) in {"float64": reference(inputs), "FLA naive": naive(inputs)}.items():
+    wanted = {"float64": reference(inputs)}
+    if inputs["beta"].numel() <= 16384:  # a loop over tokens in Python
+        wanted["FLA naive"] = naive(inputs)
+    for name, (out, final) in wanted.items():
         assert ratio(result["out"], out) < BOUND, name
         assert ratio(result["final"], final) < BOUND, name
 

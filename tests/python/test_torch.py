@@ -130,6 +130,26 @@ def test_types_without_an_exchange_table():
     assert_same((copies["out"], copies["final_state"]), expected)
 
 
+class TablelessParameter(torch.nn.Parameter):
+    """What torch.nn.Parameter is before PyTorch 2.10; its __dlpack__ refuses requires_grad."""
+
+    __dlpack_c_exchange_api__ = None
+
+
+def test_parameters_without_an_exchange_table():
+    call = make_call()
+    expected = run(call)
+    older = clone(call)
+    for name in ("A_log", "dt_bias"):
+        older[name] = TablelessParameter(call[name])
+        assert older[name].requires_grad and type(older[name]) is TablelessParameter
+    with pytest.raises(RuntimeError, match="A_log: requires_grad"):
+        flash_kda.fwd(**older)
+    with torch.inference_mode():
+        flash_kda.fwd(**older)
+    assert_same((older["out"], older["final_state"]), expected)
+
+
 def test_views_of_a_fused_projection():
     call = make_call(B=2, T=35)
     expected = run(call)
