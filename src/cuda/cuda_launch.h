@@ -6,7 +6,13 @@
 
 #include "cuda/tile_image.h"
 
-/* `tiles`: images per head in the workspace. Queues both kernels on the stream; never waits. */
+/* Makes sure that the kernels which these arguments choose are on the device and may use the shared
+ * memory they need. Does something once per kernel and device, also while a graph is captured. */
+cudaError_t fkda_cuda_load_sm80(const struct fkda_prepare_args *prepare,
+                                const struct fkda_recurrence_args *recurrence, int device);
+
+/* `tiles`: images per head in the workspace; `device` is the current one. Queues both kernels on
+ * the stream; never waits. */
 cudaError_t fkda_cuda_launch_sm80(const struct fkda_prepare_args *prepare,
                                   const struct fkda_recurrence_args *recurrence, int64_t tiles,
                                   cudaStream_t stream);

@@ -10,20 +10,21 @@
 
 #include "cuda/tile_image.h"
 
-static __device__ __forceinline__ int64_t load_index(const void *data, int is_int64, int64_t i)
+static __device__ __forceinline__ int64_t load_index(const struct fkda_cuda_index *index, int64_t i)
 {
-    return is_int64 ? ((const int64_t *)data)[i] : (int64_t)((const int32_t *)data)[i];
+    return index->is_int64 ? ((const int64_t *)index->data)[i * index->stride]
+                           : (int64_t)((const int32_t *)index->data)[i * index->stride];
 }
 
 static __device__ __forceinline__ int64_t cu_at(const struct fkda_cuda_sequences *s, int64_t n)
 {
-    const int64_t cu = load_index(s->cu_seqlens, s->cu_is_int64, n);
+    const int64_t cu = load_index(&s->cu_seqlens, n);
     return cu < 0 ? 0 : cu > s->T ? s->T : cu;
 }
 
 static __device__ __forceinline__ int64_t tile_base(const struct fkda_cuda_sequences *s, int64_t n)
 {
-    return s->cu_seqlens ? cu_at(s, n) / TILE_TOKENS + n : n * s->tiles_per_sequence;
+    return s->cu_seqlens.data ? cu_at(s, n) / TILE_TOKENS + n : n * s->tiles_per_sequence;
 }
 
 struct sequence {
@@ -35,7 +36,7 @@ static __device__ __forceinline__ struct sequence sequence_at(const struct fkda_
                                                               int64_t n)
 {
     struct sequence seq = {n, 0, s->T};
-    if (s->cu_seqlens) {
+    if (s->cu_seqlens.data) {
         seq.batch = 0;
         seq.begin = cu_at(s, n);
         seq.length = cu_at(s, n + 1) - seq.begin;
@@ -45,12 +46,13 @@ static __device__ __forceinline__ struct sequence sequence_at(const struct fkda_
     return seq;
 }
 
-/* The sequence that owns image `tile`: the last n with tile_base(n) <= tile. A warp searches 32
- * candidates a step, so 1024 sequences take two loads. Every lane returns the same n. */
+/* The sequence that owns image `tile`: the last n with tile_base(n) <= tile; N >= 1. A warp
+ * searches 32 candidates a step, so 1024 sequences take two loads. Every lane returns the same n.
+ * */
 static __device__ __forceinline__ int64_t sequence_of_tile(const struct fkda_cuda_sequences *s,
                                                            int64_t tile)
 {
-    if (!s->cu_seqlens)
+    if (!s->cu_seqlens.data)
         return tile / s->tiles_per_sequence;
     const int lane = threadIdx.x % 32;
     int64_t low = 0, high = s->N; /* tile_base(low) <= tile; the answer is below high */

@@ -1,12 +1,16 @@
-/* prepare_sm80.cu: raw q, k, g, beta of one 16-token tile and value head -> its image (tile_image.h).
+/* prepare_sm80.cu: raw q, k, g, beta of one 16-token tile and value head -> its image
+ * (tile_image.h).
  *
- *     G = cumulative gate, log2, from the tile's start        Kd = k^ 2^G   Qd = q^ 2^G   Kr = k^ 2^(G_C - G)
- *     A[t,s] = b_t sum_d k_t k_s 2^(G_t - G_s), s < t          P[t,s] = sum_d q_t k_s 2^(G_t - G_s), s <= t
+ *     G = cumulative gate, log2, from the tile's start
+ *     Kd = k^ 2^G   Qd = q^ 2^G   Kr = k^ 2^(G_C - G)
+ *     A[t,s] = b_t sum_d k_t k_s 2^(G_t - G_s), s < t
+ *     P[t,s] = sum_d q_t k_s 2^(G_t - G_s), s <= t
  *     T = (I + A)^-1 by forward substitution                   W = -T b Kd
  *
- * A and P are products of (k 2^(G+r)) and (k 2^-(G+r)) with a whole number r per channel that centres
- * the exponents, in tf32. A tile too deep for that (softplus gates) takes the exact sum over pairs.
- * One block of 128 threads per image; launched by cuda_forward.c; trusts every size in its arguments.
+ * A and P are products of (k 2^(G+r)) and (k 2^-(G+r)) with a whole number r per channel that
+ * centres the exponents, in tf32. A tile too deep for that (softplus gates) takes the exact sum
+ * over pairs. One block of 128 threads per image; launched by launch_sm80.c; trusts every size in
+ * its arguments.
  */
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma.cuh"
@@ -15,19 +19,19 @@
 
 #include <cuda_fp16.h>
 
-#define LOG2E 1.4426950408889634f
+#define LOG2E       1.4426950408889634f
 #define DEPTH_LIMIT 100.0f /* largest |G + r| of the factored form: 2^100 leaves room for |k| */
 
 enum { THREADS = 128, PAIRS = TILE_K / 2, HALF_TOKENS = TILE_TOKENS / 2, ROW = TILE_K + 4 };
 
 struct shared {
-    float kd[TILE_TOKENS][ROW];   /* k^ 2^(G+r), tf32; deep tiles: k^ */
-    float qd[TILE_TOKENS][ROW];   /* q^ 2^(G+r), tf32; deep tiles: q^ */
-    float ki[TILE_TOKENS][ROW];   /* k^ 2^-(G+r); deep tiles: G */
-    float to_decayed[TILE_K];     /* kd * this = Kd: 2^-r */
-    float to_remaining[TILE_K];   /* ki * this = Kr: 2^(G_C+r); deep tiles: G_C */
-    float half_total[2][TILE_K];  /* G over tokens 0..7 and over 8..15 */
-    float norm[4][16];            /* per warp: sums of k^2 and q^2 of its 8 tokens */
+    float kd[TILE_TOKENS][ROW];         /* k^ 2^(G+r), tf32; deep tiles: k^ */
+    float qd[TILE_TOKENS][ROW];         /* q^ 2^(G+r), tf32; deep tiles: q^ */
+    float ki[TILE_TOKENS][ROW];         /* k^ 2^-(G+r); deep tiles: G */
+    float to_decayed[TILE_K];           /* kd * this = Kd: 2^-r */
+    float to_remaining[TILE_K];         /* ki * this = Kr: 2^(G_C+r); deep tiles: G_C */
+    float half_total[2][TILE_K];        /* G over tokens 0..7 and over 8..15 */
+    float norm[4][16];                  /* per warp: sums of k^2 and q^2 of its 8 tokens */
     float inverse_norm[2][TILE_TOKENS]; /* of k, of q */
     float beta[TILE_TOKENS];
     float a[TILE_TOKENS][20];     /* strictly lower triangle of A */
@@ -56,18 +60,28 @@ static __device__ __forceinline__ float exp2_integer(float x)
     return __int_as_float(((int)x + 127) << 23);
 }
 
+/* A decay that leaves nothing of any fp32 is as deep as any: the sum over a tile keeps its digits
+ * for the tokens that come after. A NaN stays. */
+static __device__ __forceinline__ float no_deeper(float x)
+{
+    return x < -256.0f ? -256.0f : x;
+}
+
 /* log2 decay of one token and channel; `gate` is a literal. */
 static __device__ __forceinline__ float gate_log2(int gate, float raw, float bias, float exp_a,
                                                   float lower_bound_log2)
 {
     if (gate == FKDA_GATE_ACTIVATED)
-        return raw * LOG2E;
+        return no_deeper(raw * LOG2E);
     const float x = raw + bias;
     if (gate == FKDA_GATE_BOUNDED)
-        return lower_bound_log2 * rcp_approx(1.0f + ex2_approx(exp_a * x)); /* exp_a holds -log2(e) */
+        return lower_bound_log2 *
+               rcp_approx(1.0f + ex2_approx(exp_a * x)); /* exp_a holds -log2(e) */
     /* softplus(x) log2(e) = log2(1 + 2^y); tiny 2^y by the first terms of the series */
     const float y = x * LOG2E, e = ex2_approx(y);
-    return -exp_a * (y > 24.0f ? y : e < 1e-3f ? e * LOG2E * (1.0f - 0.5f * e) : lg2_approx(1.0f + e));
+    return no_deeper(-exp_a * (y > 24.0f   ? y
+                               : e < 1e-3f ? e * LOG2E * (1.0f - 0.5f * e)
+                                           : lg2_approx(1.0f + e)));
 }
 
 /* One step of the reduction below: 2 width values become width. `width` is a literal. */
@@ -101,14 +115,16 @@ static __device__ __forceinline__ void tile_products(const struct shared *s, int
 #pragma unroll
     for (int c = 0; c < TILE_K; c += 8) {
         const uint32_t a[4] = {__float_as_uint(left[g][c + t]), __float_as_uint(left[g + 8][c + t]),
-                               __float_as_uint(left[g][c + t + 4]), __float_as_uint(left[g + 8][c + t + 4])};
-        mma_m16n8k8_tf32(d, a, cvt_rna_tf32(s->ki[column][c + t]), cvt_rna_tf32(s->ki[column][c + t + 4]));
+                               __float_as_uint(left[g][c + t + 4]),
+                               __float_as_uint(left[g + 8][c + t + 4])};
+        mma_m16n8k8_tf32(d, a, cvt_rna_tf32(s->ki[column][c + t]),
+                         cvt_rna_tf32(s->ki[column][c + t + 4]));
     }
 }
 
 /* The same sums without factors, for a tile whose decay no factor can hold. */
-static __device__ __forceinline__ void tile_products_deep(const struct shared *s, int warp, int lane,
-                                                          float d[4])
+static __device__ __forceinline__ void tile_products_deep(const struct shared *s, int warp,
+                                                          int lane, float d[4])
 {
     const int g = lane / 4, t = lane % 4;
     const float(*left)[ROW] = warp < 2 ? s->kd : s->qd;
@@ -119,14 +135,16 @@ static __device__ __forceinline__ void tile_products_deep(const struct shared *s
         if (column <= row)
 #pragma unroll 1
             for (int c = 0; c < TILE_K; c++)
-                sum += left[row][c] * s->kd[column][c] * ex2_approx(s->ki[row][c] - s->ki[column][c]);
+                sum +=
+                    left[row][c] * s->kd[column][c] * ex2_approx(s->ki[row][c] - s->ki[column][c]);
         d[i] = sum;
     }
 }
 
 /* Kd or Qd of one token, channels c and c + 1. */
-static __device__ __forceinline__ float2 decayed_pair(const struct shared *s, const float (*rows)[ROW],
-                                                      int token, int c, bool deep)
+static __device__ __forceinline__ float2 decayed_pair(const struct shared *s,
+                                                      const float (*rows)[ROW], int token, int c,
+                                                      bool deep)
 {
     const float2 x = *(const float2 *)&rows[token][c];
     if (deep) {
@@ -143,18 +161,21 @@ static __device__ __forceinline__ float decayed(const struct shared *s, const fl
     return rows[token][c] * (deep ? ex2_approx(s->ki[token][c]) : s->to_decayed[c]);
 }
 
-static __device__ __forceinline__ float remaining(const struct shared *s, int token, int c, bool deep)
+static __device__ __forceinline__ float remaining(const struct shared *s, int token, int c,
+                                                  bool deep)
 {
     return deep ? s->kd[token][c] * ex2_approx(s->to_remaining[c] - s->ki[token][c])
                 : s->ki[token][c] * s->to_remaining[c];
 }
 
 /* Fragments of Qd for one step of 16 channels. */
-static __device__ __forceinline__ uint4 fragment_q(const struct shared *s, int step, int lane, bool deep)
+static __device__ __forceinline__ uint4 fragment_q(const struct shared *s, int step, int lane,
+                                                   bool deep)
 {
     const int g = lane / 4, c = 16 * step + 2 * (lane % 4);
     const float2 x = decayed_pair(s, s->qd, g, c, deep), y = decayed_pair(s, s->qd, g, c + 8, deep);
-    const float2 z = decayed_pair(s, s->qd, g + 8, c, deep), w = decayed_pair(s, s->qd, g + 8, c + 8, deep);
+    const float2 z = decayed_pair(s, s->qd, g + 8, c, deep),
+                 w = decayed_pair(s, s->qd, g + 8, c + 8, deep);
     return make_uint4(cvt_rn_f16x2(x.x, x.y), cvt_rn_f16x2(y.x, y.y), cvt_rn_f16x2(z.x, z.y),
                       cvt_rn_f16x2(w.x, w.y));
 }
@@ -168,14 +189,16 @@ static __device__ __forceinline__ void split_f16x2(float x, float y, uint32_t *h
 }
 
 /* Fragments of Kr for two groups of 8 channels, in two fp16 terms. */
-static __device__ __forceinline__ void fragment_k(const struct shared *s, int pair, int lane, bool deep,
-                                                  uint4 *high, uint4 *low)
+static __device__ __forceinline__ void fragment_k(const struct shared *s, int pair, int lane,
+                                                  bool deep, uint4 *high, uint4 *low)
 {
     const int t2 = 2 * (lane % 4), c = 16 * pair + lane / 4;
     split_f16x2(remaining(s, t2, c, deep), remaining(s, t2 + 1, c, deep), &high->x, &low->x);
     split_f16x2(remaining(s, t2 + 8, c, deep), remaining(s, t2 + 9, c, deep), &high->y, &low->y);
-    split_f16x2(remaining(s, t2, c + 8, deep), remaining(s, t2 + 1, c + 8, deep), &high->z, &low->z);
-    split_f16x2(remaining(s, t2 + 8, c + 8, deep), remaining(s, t2 + 9, c + 8, deep), &high->w, &low->w);
+    split_f16x2(remaining(s, t2, c + 8, deep), remaining(s, t2 + 1, c + 8, deep), &high->z,
+                &low->z);
+    split_f16x2(remaining(s, t2 + 8, c + 8, deep), remaining(s, t2 + 9, c + 8, deep), &high->w,
+                &low->w);
 }
 
 /* Column j = lane of T = (I + A)^-1, times b_j: x_t = e_t - sum_{s<t} A[t,s] x_s. Lanes 0..15. */
@@ -203,8 +226,8 @@ static __device__ __forceinline__ void solve_column(struct shared *s, int j)
     }
 }
 
-/* Fragments of -T b Kd for one step of 16 channels: the accumulators of a 16 x 16 product are, lane by
- * lane, the B fragments that the recurrence wants. */
+/* Fragments of -T b Kd for one step of 16 channels: the accumulators of a 16 x 16 product are, lane
+ * by lane, the B fragments that the recurrence wants. */
 static __device__ __forceinline__ uint4 fragment_w(const struct shared *s, const uint32_t tb[4],
                                                    int step, int lane, bool deep)
 {
@@ -213,9 +236,10 @@ static __device__ __forceinline__ uint4 fragment_w(const struct shared *s, const
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int c = 16 * step + 8 * half + lane / 4;
-        mma_m16n8k16_f16(d[half], tb,
-                         cvt_rn_f16x2(decayed(s, s->kd, t2, c, deep), decayed(s, s->kd, t2 + 1, c, deep)),
-                         cvt_rn_f16x2(decayed(s, s->kd, t2 + 8, c, deep), decayed(s, s->kd, t2 + 9, c, deep)));
+        mma_m16n8k16_f16(
+            d[half], tb,
+            cvt_rn_f16x2(decayed(s, s->kd, t2, c, deep), decayed(s, s->kd, t2 + 1, c, deep)),
+            cvt_rn_f16x2(decayed(s, s->kd, t2 + 8, c, deep), decayed(s, s->kd, t2 + 9, c, deep)));
     }
     uint4 f;
     f.x = cvt_rn_f16x2(-d[0][0], -d[0][1]);
@@ -225,16 +249,18 @@ static __device__ __forceinline__ uint4 fragment_w(const struct shared *s, const
     return f;
 }
 
-/* One thread's raw inputs: channels 2p, 2p + 1 of tokens 8 half .. 8 half + 7. Past the end q and k are
- * zero, and g is anything. */
+/* One thread's raw inputs: channels 2p, 2p + 1 of tokens 8 half .. 8 half + 7. Past the end q and k
+ * are zero, and g is anything. */
 struct raw_tile {
     uint32_t q[HALF_TOKENS], k[HALF_TOKENS];
     float2 g[HALF_TOKENS];
 };
 
-/* Rows past the end are read from the last row there is, and dropped: no branch splits the loads. */
-static __device__ __forceinline__ void load_rows(uint32_t rows[HALF_TOKENS], const struct fkda_cuda_view *view,
-                                                 int64_t offset, int count, int wide)
+/* Rows past the end are read from the last row there is, and dropped: no branch splits the loads.
+ * */
+static __device__ __forceinline__ void load_rows(uint32_t rows[HALF_TOKENS],
+                                                 const struct fkda_cuda_view *view, int64_t offset,
+                                                 int count, int wide)
 {
     const char *p = (const char *)view->data + 2 * offset;
     const uint32_t step = 2 * (uint32_t)view->stride_t;
@@ -245,19 +271,24 @@ static __device__ __forceinline__ void load_rows(uint32_t rows[HALF_TOKENS], con
     } else {
 #pragma unroll
         for (int i = 0; i < HALF_TOKENS; i++)
-            rows[i] = load_bf16_pair((const uint16_t *)(p + (size_t)(step * (uint32_t)max(0, min(i, count - 1)))));
+            rows[i] = load_bf16_pair(
+                (const uint16_t *)(p + (size_t)(step * (uint32_t)max(0, min(i, count - 1)))));
     }
 }
 
-static __device__ __forceinline__ void load_raw(struct raw_tile *raw, const struct fkda_prepare_args *a,
-                                                struct sequence seq, int64_t row, int count, int h, int c)
+static __device__ __forceinline__ void load_raw(struct raw_tile *raw,
+                                                const struct fkda_prepare_args *a,
+                                                struct sequence seq, int64_t row, int count, int h,
+                                                int c)
 {
     const int hk = h / a->heads_per_key;
     const int64_t g_at = seq.batch * a->g.stride_b + row * a->g.stride_t + h * a->g.stride_h + c;
-    load_rows(raw->k, &a->k, seq.batch * a->k.stride_b + row * a->k.stride_t + hk * a->k.stride_h + c,
-              count, a->wide_loads);
-    load_rows(raw->q, &a->q, seq.batch * a->q.stride_b + row * a->q.stride_t + hk * a->q.stride_h + c,
-              count, a->wide_loads);
+    load_rows(raw->k, &a->k,
+              seq.batch * a->k.stride_b + row * a->k.stride_t + hk * a->k.stride_h + c, count,
+              a->wide_loads);
+    load_rows(raw->q, &a->q,
+              seq.batch * a->q.stride_b + row * a->q.stride_t + hk * a->q.stride_h + c, count,
+              a->wide_loads);
 #pragma unroll
     for (int i = 0; i < HALF_TOKENS; i++) {
         raw->q[i] = i < count ? raw->q[i] : 0;
@@ -267,7 +298,8 @@ static __device__ __forceinline__ void load_raw(struct raw_tile *raw, const stru
         const float *g = (const float *)a->g.data + g_at;
 #pragma unroll
         for (int i = 0; i < HALF_TOKENS; i++) {
-            const float *row_g = g + (size_t)((uint32_t)a->g.stride_t * (uint32_t)max(0, min(i, count - 1)));
+            const float *row_g =
+                g + (size_t)((uint32_t)a->g.stride_t * (uint32_t)max(0, min(i, count - 1)));
             raw->g[i] = make_float2(row_g[0], row_g[1]);
         }
     } else {
@@ -280,8 +312,8 @@ static __device__ __forceinline__ void load_raw(struct raw_tile *raw, const stru
 }
 
 /* b of one token. */
-static __device__ __forceinline__ float load_beta(const struct fkda_prepare_args *a, struct sequence seq,
-                                                  int64_t row, int h)
+static __device__ __forceinline__ float load_beta(const struct fkda_prepare_args *a,
+                                                  struct sequence seq, int64_t row, int h)
 {
     const int64_t at = seq.batch * a->beta.stride_b + row * a->beta.stride_t + h * a->beta.stride_h;
     const float raw = a->beta_is_f32 ? ((const float *)a->beta.data)[at]
@@ -290,26 +322,32 @@ static __device__ __forceinline__ float load_beta(const struct fkda_prepare_args
     return a->allow_neg_eigval ? 2.0f * b : b;
 }
 
-/* Loads, normalises and decays: fills kd, qd, ki, the factors, beta and the image's D. Returns whether
- * the tile is deep (the same for every thread; never for a bounded gate, |G| <= 116). */
-static __device__ __forceinline__ bool load_tile(const struct fkda_prepare_args *a, struct shared *s, int gate,
-                                                 struct sequence seq, int64_t first_token, int h,
-                                                 float *image_d)
+/* Loads, normalises and decays: fills kd, qd, ki, the factors, beta and the image's D. Returns
+ * whether the tile is deep (the same for every thread; never for a bounded gate, |G| <= 116). */
+static __device__ __forceinline__ bool load_tile(const struct fkda_prepare_args *a,
+                                                 struct shared *s, int gate, struct sequence seq,
+                                                 int64_t first_token, int h, float *image_d)
 {
     const int p = threadIdx.x % PAIRS, half = threadIdx.x / PAIRS, warp = threadIdx.x / 32,
               lane = threadIdx.x % 32, c = 2 * p;
     const int tokens = (int)min((int64_t)TILE_TOKENS, seq.length - first_token);
     const int count = tokens - HALF_TOKENS * half;
     struct raw_tile raw;
-    load_raw(&raw, a, seq, seq.begin + first_token + (count > 0 ? HALF_TOKENS * half : 0), count, h, c);
+    load_raw(&raw, a, seq, seq.begin + first_token + (count > 0 ? HALF_TOKENS * half : 0), count, h,
+             c);
     if (threadIdx.x < TILE_TOKENS)
         s->beta[threadIdx.x] = (int)threadIdx.x < tokens
-                                   ? load_beta(a, seq, seq.begin + first_token + threadIdx.x, h) : 0.0f;
+                                   ? load_beta(a, seq, seq.begin + first_token + threadIdx.x, h)
+                                   : 0.0f;
 
-    float exp_a = a->A_log ? ex2_approx(LOG2E * a->A_log[h]) : 1.0f;
+    float exp_a = a->A_log ? ex2_approx(LOG2E * a->A_log[h * a->A_log_stride]) : 1.0f;
     if (gate == FKDA_GATE_BOUNDED)
         exp_a *= -LOG2E;
-    const float2 bias = a->dt_bias ? *(const float2 *)&a->dt_bias[h * TILE_K + c] : make_float2(0.0f, 0.0f);
+    float2 bias = make_float2(0.0f, 0.0f);
+    if (a->dt_bias) {
+        const float *row = a->dt_bias + h * a->dt_bias_stride_h;
+        bias = make_float2(row[c], row[c + 1]);
+    }
     float sums[16];
     float2 G[HALF_TOKENS], total = make_float2(0.0f, 0.0f);
 #pragma unroll
@@ -336,7 +374,8 @@ static __device__ __forceinline__ bool load_tile(const struct fkda_prepare_args 
         s->inverse_norm[of_q][token] =
             a->qk_l2norm ? rsqrt_approx(s->norm[w][i] + s->norm[w + 1][i] + 1e-6f) : 1.0f;
     }
-    const float2 first = *(const float2 *)&s->half_total[0][c], second = *(const float2 *)&s->half_total[1][c];
+    const float2 first = *(const float2 *)&s->half_total[0][c],
+                 second = *(const float2 *)&s->half_total[1][c];
     const float2 end = make_float2(first.x + second.x, first.y + second.y);
     const float2 r = make_float2(rintf(-0.5f * fminf(fmaxf(end.x, -250.0f), 250.0f)),
                                  rintf(-0.5f * fminf(fmaxf(end.y, -250.0f), 250.0f)));
@@ -440,7 +479,8 @@ static __device__ __noinline__ void build_deep_image(struct shared *s, char *ima
     build_image(s, image, true);
 }
 
-static __device__ __forceinline__ void prepare(const struct fkda_prepare_args *a, struct shared *s, int gate)
+static __device__ __forceinline__ void prepare(const struct fkda_prepare_args *a, struct shared *s,
+                                               int gate)
 {
     const int64_t tile = blockIdx.x / (unsigned)a->HV;
     const int h = (int)(blockIdx.x % (unsigned)a->HV);
@@ -459,12 +499,12 @@ static __device__ __forceinline__ void prepare(const struct fkda_prepare_args *a
         build_image(s, image, false);
 }
 
-#define DEFINE_PREPARE(name, gate)                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS, 6)                                        \
-        fkda_prepare_##name##_sm80(const __grid_constant__ struct fkda_prepare_args a)              \
-    {                                                                                               \
-        __shared__ struct shared s;                                                                 \
-        prepare(&a, &s, gate);                                                                      \
+#define DEFINE_PREPARE(name, gate)                                                     \
+    extern "C" __global__ void __launch_bounds__(THREADS, 6)                           \
+        fkda_prepare_##name##_sm80(const __grid_constant__ struct fkda_prepare_args a) \
+    {                                                                                  \
+        __shared__ struct shared s;                                                    \
+        prepare(&a, &s, gate);                                                         \
     }
 
 DEFINE_PREPARE(bounded, FKDA_GATE_BOUNDED)

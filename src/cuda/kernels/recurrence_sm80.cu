@@ -2,12 +2,13 @@
  *
  *     U' = V' (T b)' - S (T b Kd)'      O' = S Qd' + U' P'      S <- S diag(2^G_C) + U' Kr
  *
- * A warp owns 16 value channels: S [16, 128] stays in its accumulators in fp32, and nothing is passed
- * between warps, which only share the images that cp.async brings through a ring in shared memory.
- * Operands of the products are fp16. S and v enter linearly, so every value channel carries a power of
- * two f, chosen from the entering state and the tile's values alone, with |S| f, |v| f < 2^(target + 1):
- * the products see S f and v f, the accumulators hold S f exactly, and f leaves with the output.
- * Launched by cuda_forward.c after fkda_prepare_sm80; one block per (sequence, head, slice of channels).
+ * A warp owns 16 value channels: S [16, 128] stays in its accumulators in fp32, and nothing is
+ * passed between warps, which only share the images that cp.async brings through a ring in shared
+ * memory. Operands of the products are fp16. S and v enter linearly, so every value channel carries
+ * a power of two f, chosen from the entering state and the tile's values alone, with |S| f, |v| f <
+ * 2^(target + 1): the products see S f and v f, the accumulators hold S f exactly, and f leaves
+ * with the output. Launched by launch_sm80.c after prepare_sm80.cu; one block per (sequence, head,
+ * slice of channels).
  */
 #include "cuda/ptx/async_copy.cuh"
 #include "cuda/ptx/mma.cuh"
@@ -81,16 +82,16 @@ static __device__ __forceinline__ void store_state(const struct walker *w, void 
         }
 }
 
-/* v of one tile and warp in the ring: [16 tokens][16 channels] bf16 in 16-byte pieces, placed so that
- * the eight rows of one ldmatrix tile lie in different banks. */
+/* v of one tile and warp in the ring: [16 tokens][16 channels] bf16 in 16-byte pieces, placed so
+ * that the eight rows of one ldmatrix tile lie in different banks. */
 static __device__ __forceinline__ int value_offset(int token, int half)
 {
     return 32 * token + 16 * (half ^ (token >> 2 & 1));
 }
 
 /* Lane l brings piece l % 2 of token l / 2; zeros past the end of the sequence. */
-static __device__ __forceinline__ void copy_values(char *stage, const uint16_t *v, int64_t stride_t, int count,
-                                                   int lane, int aligned)
+static __device__ __forceinline__ void copy_values(char *stage, const uint16_t *v, int64_t stride_t,
+                                                   int count, int lane, int aligned)
 {
     const int token = lane / 2, half = lane % 2;
     char *to = stage + value_offset(token, half);
@@ -106,7 +107,8 @@ static __device__ __forceinline__ void copy_values(char *stage, const uint16_t *
     }
 }
 
-/* out of one tile: o[token block] holds rows (channels) g, g + 8 and columns (tokens) 2t, 2t + 1. */
+/* out of one tile: o[token block] holds rows (channels) g, g + 8 and columns (tokens) 2t, 2t + 1.
+ * */
 static __device__ __forceinline__ void store_output(uint16_t *out, int64_t stride_t, float o[2][4],
                                                     int count, int lane, int wide)
 {
@@ -115,7 +117,8 @@ static __device__ __forceinline__ void store_output(uint16_t *out, int64_t strid
         const int token = 8 * block + lane / 4;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const uint32_t pair = movmatrix_trans(cvt_rn_bf16x2(o[block][2 * half], o[block][2 * half + 1]));
+            const uint32_t pair =
+                movmatrix_trans(cvt_rn_bf16x2(o[block][2 * half], o[block][2 * half + 1]));
             if (token < count) {
                 uint16_t *p = out + token * stride_t + 8 * half + 2 * (lane % 4);
                 if (wide) {
@@ -143,7 +146,8 @@ static __device__ __forceinline__ int quad_exponent(float state_max, int f, floa
 }
 
 /* Chooses each row's f for this tile and brings S to it; both steps are exact. f is a multiple of
- * F_STEP, so that it changes rarely; the 2^-25 of the row's maximum that fp16 still resolves leaves room. */
+ * F_STEP, so that it changes rarely; the 2^-25 of the row's maximum that fp16 still resolves leaves
+ * room. */
 static __device__ __forceinline__ void rescale(struct walker *w, const float v[4][2], int target)
 {
     float m[2][4] = {{0}}; /* four partial maxima a row: a short chain */
@@ -151,7 +155,8 @@ static __device__ __forceinline__ void rescale(struct walker *w, const float v[4
     for (int j = 0; j < GROUPS; j++)
 #pragma unroll
         for (int r = 0; r < 2; r++)
-            m[r][j % 4] = fmaxf(m[r][j % 4], fmaxf(fabsf(w->s[j][2 * r]), fabsf(w->s[j][2 * r + 1])));
+            m[r][j % 4] =
+                fmaxf(m[r][j % 4], fmaxf(fabsf(w->s[j][2 * r]), fabsf(w->s[j][2 * r + 1])));
     int f[2], step[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -173,8 +178,9 @@ static __device__ __forceinline__ void rescale(struct walker *w, const float v[4
 }
 
 /* One tile: image and values in shared memory; output accumulators (scaled by f) out. */
-static __device__ __forceinline__ void walk_tile(struct walker *w, const char *image, const char *values,
-                                                 float o[2][4], int lane, int target)
+static __device__ __forceinline__ void walk_tile(struct walker *w, const char *image,
+                                                 const char *values, float o[2][4], int lane,
+                                                 int target)
 {
     /* v' as an A operand: a[2 token block + channel block], rows are channels */
     uint32_t raw[4];
@@ -257,13 +263,15 @@ static __device__ __forceinline__ int tokens_of_tile(int length, int tile)
     return min((int)TILE_TOKENS, length - tile * TILE_TOKENS);
 }
 
-static __device__ __forceinline__ void *state_image(const void *states, int64_t slot, int64_t stride_slot,
-                                                    int h, int64_t stride_h, int is_f32)
+static __device__ __forceinline__ void *state_image(const struct fkda_cuda_states *states,
+                                                    int64_t slot, int h)
 {
-    return states ? (char *)states + (slot * stride_slot + h * stride_h) * (is_f32 ? 4 : 2) : (void *)0;
+    const int64_t at = slot * states->stride_slot + h * states->stride_h;
+    return states->data ? (char *)states->data + at * (states->is_f32 ? 4 : 2) : (void *)0;
 }
 
-/* The checkpoints of one sequence, in ascending order of offset. */
+/* The checkpoints of one sequence, in ascending order of offset; one that is out of order, no
+ * multiple of 16 or beyond the end is passed over. */
 struct checkpoints {
     int64_t next, last;
     int offset; /* tokens at which `next` is due; -1: none left */
@@ -273,23 +281,23 @@ static __device__ __forceinline__ void next_checkpoint(const struct fkda_recurre
                                                        struct checkpoints *c, int after)
 {
     for (c->offset = -1; c->next < c->last; c->next++) {
-        const int64_t offset = load_index(a->checkpoint_offsets, a->offsets_is_int64, c->next);
-        if (offset >= after && offset <= INT32_MAX) {
+        const int64_t offset = load_index(&a->checkpoint_offsets, c->next);
+        if (offset >= after && offset % TILE_TOKENS == 0 && offset <= INT32_MAX) {
             c->offset = (int)offset;
             return;
         }
     }
 }
 
-static __device__ __forceinline__ struct checkpoints first_checkpoint(const struct fkda_recurrence_args *a,
-                                                                      int64_t n)
+static __device__ __forceinline__ struct checkpoints
+first_checkpoint(const struct fkda_recurrence_args *a, int64_t n)
 {
     struct checkpoints c = {0, 0, -1};
-    if (!a->checkpoint_state)
+    if (!a->checkpoint_state.data)
         return c;
-    if (a->checkpoint_indptr) {
-        c.next = load_index(a->checkpoint_indptr, a->indptr_is_int64, n);
-        c.last = load_index(a->checkpoint_indptr, a->indptr_is_int64, n + 1);
+    if (a->checkpoint_indptr.data) {
+        c.next = load_index(&a->checkpoint_indptr, n);
+        c.last = load_index(&a->checkpoint_indptr, n + 1);
         c.next = c.next < 0 ? 0 : c.next;
         c.last = c.last > a->num_checkpoints ? a->num_checkpoints : c.last;
     } else {
@@ -302,13 +310,13 @@ static __device__ __forceinline__ struct checkpoints first_checkpoint(const stru
 
 /* Writes every checkpoint that is due after `tokens` tokens. */
 static __device__ __forceinline__ void store_checkpoints(const struct fkda_recurrence_args *a,
-                                                         struct checkpoints *due, const struct walker *w,
-                                                         int tokens, int h, int row, int t)
+                                                         struct checkpoints *due,
+                                                         const struct walker *w, int tokens, int h,
+                                                         int row, int t)
 {
     while (due->offset == tokens) {
-        store_state(w, state_image(a->checkpoint_state, due->next, a->checkpoint_stride_slot, h,
-                                   a->checkpoint_stride_h, a->checkpoint_is_f32),
-                    a->checkpoint_is_f32, row, t);
+        store_state(w, state_image(&a->checkpoint_state, due->next, h), a->checkpoint_state.is_f32,
+                    row, t);
         due->next++;
         next_checkpoint(a, due, tokens);
     }
@@ -317,24 +325,26 @@ static __device__ __forceinline__ void store_checkpoints(const struct fkda_recur
 /* Where block `blockIdx.x` works. */
 struct chain {
     int64_t n;
-    int h, row;      /* the lane's first value channel is row; the second row + 8 */
+    int h, row; /* the lane's first value channel is row; the second row + 8 */
     int64_t slot;
     struct sequence seq;
 };
 
-static __device__ __forceinline__ struct chain find_chain(const struct fkda_recurrence_args *a, int warps)
+static __device__ __forceinline__ struct chain find_chain(const struct fkda_recurrence_args *a,
+                                                          int warps)
 {
     struct chain c;
     const unsigned block = blockIdx.x, slices = (unsigned)a->slices, HV = (unsigned)a->HV;
     c.n = block / slices / HV;
     c.h = (int)(block / slices % HV);
     c.row = 16 * ((int)(block % slices) * warps + (int)threadIdx.x / 32);
-    c.slot = a->state_indices ? load_index(a->state_indices, a->indices_is_int64, c.n) : c.n;
+    c.slot = a->state_indices.data ? load_index(&a->state_indices, c.n) : c.n;
     c.seq = sequence_at(&a->sequences, c.n);
     return c;
 }
 
-static __device__ __forceinline__ void walk(const struct fkda_recurrence_args *a, char *ring, int warps)
+static __device__ __forceinline__ void walk(const struct fkda_recurrence_args *a, char *ring,
+                                            int warps)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const struct chain chain = find_chain(a, warps);
@@ -352,7 +362,8 @@ static __device__ __forceinline__ void walk(const struct fkda_recurrence_args *a
     const uint16_t *v = (const uint16_t *)a->v.data + chain.seq.batch * a->v.stride_b +
                         chain.seq.begin * a->v.stride_t + h * a->v.stride_h + chain.row;
     const int64_t image_step = (int64_t)a->HV * IMAGE_BYTES;
-    const char *image = a->images + (tile_base(&a->sequences, chain.n) * a->HV + h) * (int64_t)IMAGE_BYTES;
+    const char *image =
+        a->images + (tile_base(&a->sequences, chain.n) * a->HV + h) * (int64_t)IMAGE_BYTES;
 
     /* a stage: the image, then each warp's values */
     const int stage_bytes = IMAGE_BYTES + VALUE_BYTES * warps;
@@ -361,28 +372,28 @@ static __device__ __forceinline__ void walk(const struct fkda_recurrence_args *a
     for (int i = 0; i < STAGES - 1; i++) {
         if (i < tiles) {
             copy_image(ring + i * stage_bytes, image, 32 * warps);
-            copy_values(values + i * stage_bytes, v, a->v.stride_t, tokens_of_tile(length, i), lane, a->aligned_v);
+            copy_values(values + i * stage_bytes, v, a->v.stride_t, tokens_of_tile(length, i), lane,
+                        a->aligned_v);
         }
         cp_async_commit();
         image += image_step;
         v += v_step;
     }
     struct walker w;
-    load_state(&w, state_image(a->initial_state, chain.slot, a->initial_stride_slot, h, a->initial_stride_h,
-                               a->initial_is_f32), a->initial_is_f32, row, t);
+    load_state(&w, state_image(&a->initial_state, chain.slot, h), a->initial_state.is_f32, row, t);
     struct checkpoints due = first_checkpoint(a, chain.n);
 
     int stage = 0, ahead_stage = (STAGES - 1) * stage_bytes; /* byte offsets in the ring */
     for (int i = 0; i < tiles; i++) {
         store_checkpoints(a, &due, &w, i * TILE_TOKENS, h, row, t);
         cp_async_wait(STAGES - 2);
-        /* image i has arrived for every thread; and every warp has left image i - 1, whose place the
-         * next copy takes */
+        /* image i has arrived for every thread; and every warp has left image i - 1, whose place
+         * the next copy takes */
         __syncthreads();
         if (i + STAGES - 1 < tiles) {
             copy_image(ring + ahead_stage, image, 32 * warps);
-            copy_values(values + ahead_stage, v, a->v.stride_t, tokens_of_tile(length, i + STAGES - 1), lane,
-                        a->aligned_v);
+            copy_values(values + ahead_stage, v, a->v.stride_t,
+                        tokens_of_tile(length, i + STAGES - 1), lane, a->aligned_v);
         }
         cp_async_commit();
 
@@ -402,18 +413,17 @@ static __device__ __forceinline__ void walk(const struct fkda_recurrence_args *a
     }
     if (length % TILE_TOKENS == 0)
         store_checkpoints(a, &due, &w, length, h, row, t);
-    if (a->final_state)
-        store_state(&w, state_image(a->final_state, chain.slot, a->final_stride_slot, h, a->final_stride_h,
-                                    a->final_is_f32), a->final_is_f32, row, t);
+    if (a->final_state.data)
+        store_state(&w, state_image(&a->final_state, chain.slot, h), a->final_state.is_f32, row, t);
 }
 
 /* By warps in a block: 16 value channels each. */
-#define DEFINE_RECURRENCE(warps)                                                                    \
-    extern "C" __global__ void __launch_bounds__(32 * warps, 8 / warps)                             \
-        fkda_recurrence_##warps##_sm80(const __grid_constant__ struct fkda_recurrence_args a)       \
-    {                                                                                               \
-        extern __shared__ __align__(16) char ring[]; /* STAGES stages */                            \
-        walk(&a, ring, warps);                                                                      \
+#define DEFINE_RECURRENCE(warps)                                                              \
+    extern "C" __global__ void __launch_bounds__(32 * warps, 8 / warps)                       \
+        fkda_recurrence_##warps##_sm80(const __grid_constant__ struct fkda_recurrence_args a) \
+    {                                                                                         \
+        extern __shared__ __align__(16) char ring[]; /* STAGES stages */                      \
+        walk(&a, ring, warps);                                                                \
     }
 
 DEFINE_RECURRENCE(1)

@@ -7,7 +7,8 @@
 static __device__ __forceinline__ void cp_async_16(void *shared, const void *global)
 {
     const uint32_t address = (uint32_t)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(global) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(global)
+                 : "memory");
 }
 
 static __device__ __forceinline__ void cp_async_commit(void)

@@ -1,5 +1,5 @@
-/* math.cuh: special-function instructions (MUFU, 16 lanes per cycle and SM). The .ftz forms: without
- * it every call costs three more instructions to rescale denormals. */
+/* math.cuh: special-function instructions (MUFU, 16 lanes per cycle and SM). The .ftz forms:
+ * without it every call costs three more instructions to rescale denormals. */
 #ifndef FKDA_PTX_MATH_CUH
 #define FKDA_PTX_MATH_CUH
 

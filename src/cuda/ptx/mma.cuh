@@ -21,7 +21,8 @@ static __device__ __forceinline__ void mma_m16n8k16_f16(float d[4], const uint32
 }
 
 /* D += A B, tf32 operands (fp32 registers, already rounded), fp32 accumulators.
- *     A  a0 (g, t)   a1 (g+8, t)   a2 (g, t+4)   a3 (g+8, t+4)       B  b0 (k t, n g)   b1 (k t+4, n g) */
+ *     A  a0 (g, t)   a1 (g+8, t)   a2 (g, t+4)   a3 (g+8, t+4)
+ *     B  b0 (k t, n g)   b1 (k t+4, n g) */
 static __device__ __forceinline__ void mma_m16n8k8_tf32(float d[4], const uint32_t a[4],
                                                         uint32_t b0, uint32_t b1)
 {
@@ -31,16 +32,17 @@ static __device__ __forceinline__ void mma_m16n8k8_tf32(float d[4], const uint32
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* Transposes an 8 x 8 tile of 16-bit values held by a warp: in (row g, columns 2t..2t+1). */
+/* Transposes an 8 x 8 tile of 16-bit values held by a warp: in (row g, columns 2t..2t+1). Volatile:
+ * it needs the whole warp, so it must not move to a branch that uses its result. */
 static __device__ __forceinline__ uint32_t movmatrix_trans(uint32_t a)
 {
     uint32_t d;
-    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(a));
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(a));
     return d;
 }
 
-/* Four 8 x 8 tiles of 16-bit values from shared memory, each transposed; lane l gives the address of
- * row l % 8 of tile l / 8. */
+/* Four 8 x 8 tiles of 16-bit values from shared memory, each transposed; lane l gives the address
+ * of row l % 8 of tile l / 8. */
 static __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t d[4], const void *shared)
 {
     const uint32_t address = (uint32_t)__cvta_generic_to_shared(shared);
