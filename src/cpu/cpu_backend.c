@@ -234,9 +234,15 @@ static void fill_report(const struct fkda_plan *plan, const char *what, fkda_rep
 fkda_status fkda_cpu_forward(const struct fkda_plan *plan, void *workspace, fkda_report *report,
                              struct fkda_reason reason)
 {
-    (void)reason;
     const struct fkda_cpu_kernels *kernels = fkda_cpu_kernels_for(plan->isa);
     bool bf16 = plan->precision == FKDA_PRECISION_BF16;
+    if (bf16 && (plan->K % kernels->bf16_multiple || plan->V % kernels->bf16_multiple)) {
+        bool key = plan->K % kernels->bf16_multiple != 0;
+        return fkda_fail(reason, FKDA_ERROR_UNSUPPORTED,
+                         "precision: bf16 with head size %s = %lld, wanted a multiple of %lld",
+                         key ? "K" : "V", (long long)(key ? plan->K : plan->V),
+                         (long long)kernels->bf16_multiple);
+    }
     run_tasks(plan, workspace, bf16 ? kernels->prefill_bf16 : kernels->prefill_fp32);
     fill_report(plan, bf16 ? "prefill_bf16" : "prefill_fp32", report);
     return FKDA_OK;

@@ -32,6 +32,7 @@ struct fkda_cpu_kernels {
     size_t (*scratch_bytes)(const struct fkda_plan *plan); /* per thread, any of the functions */
     int64_t v_multiple;    /* v_begin and v_count are multiples of this */
     int64_t prefill_heads; /* neighbouring heads that one task should take */
+    int64_t bf16_multiple; /* prefill_bf16 takes K and V that are multiples of this */
 };
 
 /* Kernel sets that are in this library; NULL where the compiler could not build one. */

@@ -112,6 +112,7 @@ __attribute__((target("amx-tile,amx-bf16"))) static void loop_amx_bf16(int64_t r
         layout.row_bytes[i] = 64;
         layout.rows[i] = 16;
     }
+    __asm__ volatile("" : : "r"(&layout) : "memory"); /* gcc 12 would not store all of it */
     _tile_loadconfig(&layout);
     _tile_zero(0);
     _tile_zero(1);

@@ -158,7 +158,7 @@ static void free_outputs(struct layer *layer)
 
 static void judge(struct check_result *result)
 {
-    result->bounds = strstr(result->report.kernel, "bf16") ? bf16_bounds : fp32_bounds;
+    result->bounds = strstr(result->report.kernel, "prefill_bf16") ? bf16_bounds : fp32_bounds;
     /* Written so that a NaN fails. */
     result->passed = fkda_error_ratio(&result->out) <= result->bounds.out &&
                      fkda_error_ratio(&result->state) <= result->bounds.state;

@@ -1,0 +1,155 @@
+/* prefill_bf16.h: prefill with bf16 products, for the two sets that have them.
+ *
+ * Per chunk of 16 tokens, with the operands of prepare_bf16.h and the entering state S0 (carried in
+ * fp32, met by the products through its bf16 shadow):
+ *
+ *     A, P   from kd ki^T and qd ki^T                                    pair_products
+ *     pk = kd S0^T,  o = qd S0^T                                         row_products
+ *     u_t = b_t (v_t - pk_t) - sum_{s<t} A[t,s] u_s       in fp32        solve_block
+ *     o += P u,  S1 = S0 diag(2^(G_C)) + u^T kr           16 bits each   finish_block
+ *
+ * Included at the end of prefill_amx_bf16.c and prefill_avx512_bf16.c, which define these products
+ * and KR_SPLIT: whether kr, P and u are two bf16 terms (tiles) or fp32 (vector FMAs).
+ */
+#ifndef FKDA_PREFILL_BF16_H
+#define FKDA_PREFILL_BF16_H
+
+/* u of one block of 16 value channels: forward substitution in registers. `odd` says which. */
+BF16_INLINE void solve_block(struct work *work, const struct chunk *chunk, struct rows v,
+                             int64_t channel, int odd)
+{
+    const float *pk = work->pk + odd * BLOCK;
+    vf u[CHUNK];
+#pragma GCC unroll 16
+    for (int t = 0; t < CHUNK; t++) {
+        vf x = _mm512_setzero_ps();
+        if (t < chunk->tokens) {
+            if (!odd)
+                prefetch_next(v, t, channel);
+            struct pair row = pair_load(v.first + t * v.stride_bytes, v.dtype, channel);
+            x = _mm512_mul_ps(odd ? row.odd : row.even, _mm512_set1_ps(chunk->b[t]));
+        }
+        x = _mm512_fnmadd_ps(_mm512_load_ps(pk + t * 16), _mm512_set1_ps(chunk->b_pk[t]), x);
+#pragma GCC unroll 16
+        for (int s = 0; s < t; s++)
+            x = _mm512_fnmadd_ps(u[s], _mm512_set1_ps(chunk->a[t * CHUNK + s]), x);
+        u[t] = x;
+    }
+    store_u(work, odd, u);
+}
+
+static void store_outputs(const struct work *work, const struct chunk *chunk, int64_t channel)
+{
+    const struct fkda_view *out = &work->head->plan->out;
+    struct rows rows = rows_of(work->head, out, chunk->begin, work->head->index);
+    const vf factor = _mm512_set1_ps(1.0f / REFERENCE);
+    for (int64_t t = 0; t < chunk->tokens; t++) {
+        const float *x = work->out + t * 16;
+        struct pair o = {_mm512_mul_ps(_mm512_load_ps(x), factor),
+                         _mm512_mul_ps(_mm512_load_ps(x + BLOCK), factor)};
+        pair_store((char *)(uintptr_t)rows.first + t * rows.stride_bytes, out->dtype, channel, o);
+    }
+}
+
+/* One chunk on one panel: value channels `channel` to channel + 31. */
+BF16_INLINE void run_panel(struct work *work, const struct chunk *chunk, int64_t panel, int64_t K,
+                           bool bf16_rows)
+{
+    int64_t channel = work->v_begin + panel * 32;
+    if (chunk->walk) {
+        walk_panel(work, chunk, panel);
+    } else {
+        struct rows v = rows_of(work->head, &work->head->plan->v, chunk->begin, work->head->index);
+        if (bf16_rows)
+            v.dtype = FKDA_BF16;
+        row_products(work, chunk, panel, K);
+        solve_block(work, chunk, v, channel, 0);
+        solve_block(work, chunk, v, channel, 1);
+        finish_panel(work, chunk, panel, K);
+    }
+    store_outputs(work, chunk, channel);
+}
+
+/* `count` tokens from t0 on, at most GROUP chunks. */
+BF16_INLINE void run_group(struct work *work, int64_t t0, int64_t count, int64_t K, bool bf16_rows,
+                           fkda_gate gate)
+{
+    int64_t chunks = (count + CHUNK - 1) / CHUNK;
+    for (int64_t i = 0; i < chunks; i++) {
+        struct chunk *chunk = &work->chunks[i];
+        chunk->begin = t0 + i * CHUNK;
+        chunk->tokens = count - i * CHUNK < CHUNK ? count - i * CHUNK : CHUNK;
+        prepare_chunk(chunk, work->draft, work->head, K, bf16_rows, gate, KR_SPLIT);
+        if (!chunk->walk) {
+            pair_products(chunk, work->draft, K);
+            finish_pairs(chunk, work->draft, KR_SPLIT);
+        }
+    }
+    for (int64_t panel = 0; panel < work->blocks / 2; panel++)
+        for (int64_t i = 0; i < chunks; i++)
+            run_panel(work, &work->chunks[i], panel, K, bf16_rows);
+}
+
+/* The common case as its own copy of the code, then any other. */
+static void run_group_128(struct work *work, int64_t t0, int64_t count)
+{
+    run_group(work, t0, count, 128, true, FKDA_GATE_BOUNDED);
+}
+
+static void run_group_any(struct work *work, int64_t t0, int64_t count)
+{
+    const struct fkda_plan *plan = work->head->plan;
+    run_group(work, t0, count, plan->K, false, plan->gate);
+}
+
+static void zero_outputs(const struct fkda_cpu_task *task, const struct head *head)
+{
+    const struct fkda_view *out = &task->plan->out;
+    for (int64_t t = 0; t < head->seq.length; t++) {
+        void *row = fkda_row(out, &head->seq, t, head->index, 0);
+        for (int64_t v = task->v_begin; v < task->v_begin + task->v_count; v += 32)
+            pair_store(row, out->dtype, v, pair_zero());
+    }
+}
+
+static void run_head(const struct fkda_cpu_task *task, int64_t index)
+{
+    const struct fkda_plan *plan = task->plan;
+    struct work work;
+    work_begin(&work, task);
+    head_begin(work.head, plan, task->n, index);
+    const struct fkda_sequence *seq = &work.head->seq;
+    if (seq->slot < 0) {
+        zero_outputs(task, work.head);
+        return;
+    }
+    bool common = plan->K == 128 && plan->gate == FKDA_GATE_BOUNDED && plan->q.dtype == FKDA_BF16 &&
+                  plan->k.dtype == FKDA_BF16 && plan->v.dtype == FKDA_BF16 &&
+                  plan->g.dtype == FKDA_BF16;
+    int64_t next, last;
+    fkda_plan_checkpoints(plan, task->n, &next, &last);
+    state_load(&work, &plan->initial_state, seq->slot);
+    for (int64_t t = 0;;) {
+        for (; next < last && fkda_index_at(plan->checkpoint_offsets, next) <= t; next++)
+            if (fkda_index_at(plan->checkpoint_offsets, next) == t)
+                state_store(&work, &plan->checkpoint_state, next);
+        if (t >= seq->length)
+            break;
+        int64_t end = next < last ? fkda_index_at(plan->checkpoint_offsets, next) : seq->length;
+        int64_t count = end - t < GROUP * CHUNK ? end - t : GROUP * CHUNK;
+        if (common)
+            run_group_128(&work, t, count);
+        else
+            run_group_any(&work, t, count);
+        t += count;
+    }
+    state_store(&work, &plan->final_state, seq->slot);
+}
+
+static void prefill_task(const struct fkda_cpu_task *task)
+{
+    for (int64_t i = 0; i < task->head_count; i++)
+        run_head(task, task->head_begin + i);
+}
+
+#endif /* FKDA_PREFILL_BF16_H */
