@@ -97,7 +97,9 @@ static void describe_valid(struct trial *t, struct source *s)
     t->V = sizes[fuzz_take(s) % 16 < 12 ? 0 : below(s, 6)];
     t->N = varlen ? below(s, 5) : t->B;
     bool pool = fuzz_take(s) % 2, drafts = decode && pool && fuzz_take(s) % 2;
-    t->S = pool ? 1 + below(s, 8) : t->N;
+    if (drafts && !varlen)
+        t->T = 1 + t->T % 4; /* so that a small pool has a slot for each token */
+    t->S = pool ? 1 + below(s, drafts ? 24 : 8) : t->N;
     t->M = t->N * below(s, 3);
     fkda_args_init(a);
     a->flags = fuzz_take(s) % 8;
@@ -126,7 +128,7 @@ static void describe_valid(struct trial *t, struct source *s)
         a->final_state = shaped(s, FKDA_BF16, FKDA_F32, 4, t->S, t->HV, t->V, t->K);
     if (pool)
         a->state_indices = shaped(s, FKDA_I32, FKDA_I64, drafts ? 2 : 1, t->N,
-                                  varlen ? 1 + below(s, 16) : t->T, 0, 0);
+                                  varlen ? 1 + below(s, 6) : t->T, 0, 0);
     if (drafts)
         a->num_accepted_tokens = shaped(s, FKDA_I32, FKDA_I64, 1, t->N, 0, 0, 0);
     if (!decode && fuzz_take(s) % 4 == 0) {
@@ -250,7 +252,7 @@ UNOBSERVED static void fill_index(struct trial *t, int which, fkda_tensor *tenso
         if (wild)
             value = take_any(s);
         else if (ascending) {
-            int64_t step = i == 0 ? 0 : below(s, t->call == FKDA_CALL_DECODE ? 17 : 33);
+            int64_t step = i == 0 ? 0 : below(s, t->call == FKDA_CALL_DECODE ? 7 : 33);
             value = value + step > top ? top : value + step;
         } else if (which == FKDA_ARG_STATE_INDICES)
             value = fuzz_take(s) % 8 ? (int64_t)i % (t->S ? t->S : 1) : below(s, t->S + 1) - 1;

@@ -11,6 +11,7 @@ import datetime
 import json
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -43,7 +44,8 @@ def built_with(target: Path) -> dict[str, str]:
 def run_slice(target: Path, work: Path, inputs: int, seconds: int, seed: int) -> dict:
     log = work / "log"
     command = [target, f"-runs={inputs}", f"-max_total_time={seconds}", f"-seed={seed}"]
-    command += ["-max_len=512", "-timeout=20", "-rss_limit_mb=2048", "-print_final_stats=1", "corpus"]
+    command += ["-max_len=512", "-len_control=0", "-timeout=20", "-rss_limit_mb=2048"]
+    command += ["-print_final_stats=1", "corpus"]
     with log.open("w") as stream:
         status = subprocess.run(command, cwd=work, stderr=stream).returncode
     text = log.read_text(errors="replace")
@@ -67,6 +69,11 @@ def main() -> int:
     target = args.target.resolve()
     work = Path(f"{target}.record")
     (work / "corpus").mkdir(parents=True, exist_ok=True)
+    seeds = HERE / "corpus" / target.name.removeprefix("fuzz_")
+    if seeds.exists():
+        shutil.copytree(seeds, work / "corpus", dirs_exist_ok=True)
+    else:
+        subprocess.run([sys.executable, HERE / "make_seeds.py", work / "corpus"], check=True)
 
     commit = git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain") else "")
     began, inputs, slices, part = time.monotonic(), 0, 0, {"status": 0, "edges": 0}

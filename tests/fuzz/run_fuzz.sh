@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # run_fuzz.sh TARGET [LIBFUZZER OPTION...]: runs a fuzz target in an empty folder beside it, for
-# FUZZ_SECONDS (default 20), from the seeds in corpus/NAME and the words of NAME.dict where there
-# are such. A crash leaves its input there and prints it in base64.
+# FUZZ_SECONDS (default 20), from the seeds in corpus/NAME and the words of NAME.dict where there are
+# such, else from random seeds, the same each time. A crash leaves its input there and prints it in
+# base64.
 set -euo pipefail
 
 target=$1
@@ -16,6 +17,9 @@ options=(-max_len=512)
 if [ -d "$here/corpus/$name" ]; then
     cp "$here/corpus/$name"/* "$work/corpus"
     options=(-max_len=4096)
+else # any bytes are a recipe (recipe.h): long ones reach every part of it at once
+    python3 "$here/make_seeds.py" "$work/corpus"
+    options+=(-len_control=0)
 fi
 if [ -f "$here/$name.dict" ]; then
     options+=("-dict=$here/$name.dict")

@@ -106,6 +106,7 @@ static fkda_tensor absent(void)
       A.k.dtype = FKDA_F64;)                                                                       \
     X(g_int32, ALL, INVALID, "g: dtype int32 (4), wanted", A.g.dtype = FKDA_I32;)                  \
     X(v_dtype_0, ALL, INVALID, "v: dtype invalid (0), wanted", A.v.dtype = 0;)                     \
+    X(beta_dtype_32, ALL, INVALID, "beta: dtype invalid (32), wanted", A.beta.dtype = 32;)         \
     X(beta_dtype_33, ALL, INVALID, "beta: dtype invalid (33), wanted", A.beta.dtype = 33;)         \
     X(beta_dtype_negative, ALL, INVALID, "beta: dtype invalid (-31), wanted", A.beta.dtype = -31;) \
     X(A_log_bf16, ALL, INVALID, "A_log: dtype bfloat16 (1), wanted float32",                       \
