@@ -133,8 +133,8 @@ typedef enum fkda_isa {
 FKDA_API const char *fkda_isa_name(fkda_isa isa); /* "auto", "portable", "avx2", "avx512", ... */
 
 /* Arithmetic of CPU prefill. DEFAULT takes FLASH_KDA_PRECISION, else fp32. bf16 products need
- * AVX512_BF16 or AMX_BF16; asking for them elsewhere is FKDA_ERROR_UNSUPPORTED. The state is carried
- * in fp32 either way, and decode is fp32 whatever this says. */
+ * AVX512_BF16 or AMX_BF16; asking for them elsewhere is FKDA_ERROR_UNSUPPORTED. The state is
+ * carried in fp32 either way, and decode is fp32 whatever this says. */
 typedef enum fkda_precision {
     FKDA_PRECISION_DEFAULT = 0,
     FKDA_PRECISION_FP32 = 1,
@@ -182,18 +182,18 @@ typedef struct fkda_args {
      * fkda_decode: initial_state is absent, final_state is read and updated in place. */
     fkda_tensor initial_state, final_state;
 
-    /* ? [N] int32 or int64: the pool slot of each sequence; -1 is padding: nothing read, no state or
-     * checkpoint written, its output rows zero. Slots that are written must differ from one another.
-     * fkda_decode also takes [N, T] with num_accepted_tokens. */
+    /* ? [N] int32 or int64: the pool slot of each sequence; -1 is padding: nothing read, no state
+     * or checkpoint written, its output rows zero. Slots that are written must differ from one
+     * another. fkda_decode also takes [N, T] with num_accepted_tokens. */
     fkda_tensor state_indices;
 
-    /* ? fkda_decode only, [N] int32 or int64: the state is read from slot [n, accepted - 1], and the
-     * state after token t is written to slot [n, t] (-1: not kept). A row that reads -1 is padding.
-     * T is at least the longest sequence. 0 accepted: only in a row of nothing but -1. */
+    /* ? fkda_decode only, [N] int32 or int64: the state is read from slot [n, accepted - 1], and
+     * the state after token t is written to slot [n, t] (-1: not kept). A row that reads -1 is
+     * padding. T is at least the longest sequence. 0 accepted: only in a row of nothing but -1. */
     fkda_tensor num_accepted_tokens;
 
-    /* ? fkda_forward only: [M, HV, V, K] bfloat16 or float32, written: the state after a prefix of a
-     * sequence, the same bits as the final state of that prefix run alone. */
+    /* ? fkda_forward only: [M, HV, V, K] bfloat16 or float32, written: the state after a prefix of
+     * a sequence, the same bits as the final state of that prefix run alone. */
     fkda_tensor checkpoint_state;
     /* ? [M] int32 or int64: prefix lengths in tokens, multiples of 16 from 0 to the sequence's
      * length, strictly ascending per sequence; -1: skip. */
@@ -232,8 +232,8 @@ FKDA_API fkda_status fkda_decode(const fkda_args *args, char *reason, size_t rea
 FKDA_API fkda_status fkda_reference(const fkda_args *args, char *reason, size_t reason_bytes);
 
 /* Bytes of workspace that fkda_forward wants for these shapes (data pointers are not looked at).
- * A larger, unaligned or dirty workspace is fine. It depends on the number of threads, so both calls
- * must see the same options and environment. */
+ * A larger, unaligned or dirty workspace is fine. It depends on the number of threads, so both
+ * calls must see the same options and environment. */
 FKDA_API fkda_status fkda_workspace_bytes(const fkda_args *args, size_t *bytes, char *reason,
                                           size_t reason_bytes);
 

@@ -3,9 +3,10 @@
  *     object -> its type (cached) -> the type's DLPack table, no Python call at all
  *                                 -> else object.__dlpack__(), a capsule that is held for the call
  *
- * The table hands out what a tensor's memory looks like and asks nothing. What __dlpack__ would have
- * refused is therefore refused here: tensors that want a gradient, views that stand for the negative
- * of what is stored, and types whose memory is not their value (they go through the dispatcher).
+ * The table hands out what a tensor's memory looks like and asks nothing. What __dlpack__ would
+ * have refused is therefore refused here: tensors that want a gradient, views that stand for the
+ * negative of what is stored, and types whose memory is not their value (they go through the
+ * dispatcher).
  */
 #include "arrays.h"
 
@@ -73,8 +74,9 @@ static const struct fkda_dl_table *find_table(PyObject *type)
     return table && table->version.major == FKDA_DL_MAJOR && table->borrow ? table : NULL;
 }
 
-/* A torch.Tensor subclass whose __torch_dispatch__ is its own keeps its value elsewhere (FakeTensor,
- * DTensor); one without (Parameter, the parameters of serving engines) is an ordinary tensor. */
+/* A torch.Tensor subclass whose __torch_dispatch__ is its own keeps its value elsewhere
+ * (FakeTensor, DTensor); one without (Parameter, the parameters of serving engines) is an ordinary
+ * tensor. */
 static bool has_own_dispatch(PyObject *type, PyObject *torch_tensor)
 {
     PyObject *own = PyObject_GetAttrString(type, "__torch_dispatch__");

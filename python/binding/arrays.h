@@ -54,9 +54,9 @@ enum fkda_array_use {
     FKDA_ARRAY_BYTES    /* written, any dtype: a workspace */
 };
 
-/* Reads `object`, the argument called `name`. Returns 0, or -1 with an exception set, or 1 when only
- * torch's dispatcher can look into this type (fake and distributed tensors); result->owner is to be
- * released in every case. */
+/* Reads `object`, the argument called `name`. Returns 0, or -1 with an exception set, or 1 when
+ * only torch's dispatcher can look into this type (fake and distributed tensors); result->owner is
+ * to be released in every case. */
 int fkda_read_array(struct fkda_array_call *call, PyObject *object, const char *name,
                     enum fkda_array_use use, struct fkda_array *result);
 

@@ -149,7 +149,7 @@ static struct device_text name_device(struct fkda_dl_device device)
     return name;
 }
 
-/* Every tensor lives where the first one does; CUDA work goes to that framework's current stream. */
+/* Every tensor lives where the first one does; CUDA work goes to that framework's current stream */
 static int bind_device(struct bound_call *call, const char *name, const struct fkda_array *array)
 {
     struct fkda_dl_device device = array->device;

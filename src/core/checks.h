@@ -61,8 +61,9 @@ fkda_status fkda_check_overlap(const struct fkda_check *check);
 /* What the index tensors hold; fills num_tokens and max_sequence_tokens. Needs every view. */
 fkda_status fkda_check_sequences(const struct fkda_check *check, struct fkda_plan *plan);
 
-/* options.c: a field that is 0 takes its environment variable, else stays 0 (`*isa` AUTO, `*precision`
- * DEFAULT) or becomes the number of threads the process may use. Fields were validated before. */
+/* options.c: a field that is 0 takes its environment variable, else stays 0 (`*isa` AUTO,
+ * `*precision` DEFAULT) or becomes the number of threads the process may use. Fields were validated
+ * before. */
 fkda_status fkda_resolve_environment(const fkda_args *args, fkda_isa *isa,
                                      fkda_precision *precision, int *num_threads,
                                      struct fkda_reason reason);

@@ -1,4 +1,5 @@
-/* options.c: the environment variables FLASH_KDA_CPU_ISA, FLASH_KDA_PRECISION, FLASH_KDA_NUM_THREADS.
+/* options.c: the environment variables FLASH_KDA_CPU_ISA, FLASH_KDA_PRECISION,
+ * FLASH_KDA_NUM_THREADS.
  *
  * They are read at each call and only where the caller left the field of fkda_args at 0. An empty
  * value counts as unset; a wrong one is an error that lists the right ones.

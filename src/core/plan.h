@@ -20,7 +20,7 @@ struct fkda_view {
     int64_t stride_b, stride_t, stride_h;
 };
 
-/* A validated state tensor [slots, HV, V, K]; each [V, K] image is contiguous. data NULL: absent. */
+/* A validated state tensor [slots, HV, V, K]; each [V, K] image contiguous. data NULL: absent. */
 struct fkda_state_view {
     void *data;
     fkda_dtype dtype;

@@ -63,8 +63,8 @@ const char *fkda_isa_name(fkda_isa isa)
     return "invalid";
 }
 
-/* A wrong ndim, shape or dtype is kept as it is: validation names it. An overflowing stride saturates
- * to INT64_MAX, which no validation accepts for a dimension longer than 1. */
+/* A wrong ndim, shape or dtype is kept as it is: validation names it. An overflowing stride
+ * saturates to INT64_MAX, which no validation accepts for a dimension longer than 1. */
 fkda_tensor fkda_tensor_contiguous(void *data, fkda_dtype dtype, int ndim, const int64_t *shape)
 {
     fkda_tensor tensor = {.data = data, .dtype = (int32_t)dtype, .ndim = ndim};

@@ -1,4 +1,5 @@
-/* validate_sequences.c: what the index tensors hold. Reads each entry once or twice, changes nothing.
+/* validate_sequences.c: what the index tensors hold. Reads each entry once or twice, changes
+ * nothing.
  *
  * Costs O(N + M) plus S / 8 bytes where slots of a pool are written (1/4096 of the smallest pool).
  */

@@ -2,8 +2,8 @@
  *
  * A task is some neighbouring heads of one sequence, or some value channels of one head when there
  * are fewer (sequence, head) pairs than threads: value rows are independent in the recurrence. The
- * cut changes which thread computes what, never a bit of the result. Threads take the next task when
- * they finish one, the longest sequences first.
+ * cut changes which thread computes what, never a bit of the result. Threads take the next task
+ * when they finish one, the longest sequences first.
  */
 #include <stdio.h>
 #include <string.h>
@@ -33,8 +33,8 @@ static int64_t ceil_div(int64_t a, int64_t b)
 /* ---- Where a call is cut --------------------------------------------------------------------- */
 
 /* Time of the slowest thread, in tokens x heads: whole rounds of the longest task, or an even share
- * and a part of one task more when sequences differ. `fixed` is the share of a task's time that does
- * not shrink with its channels (gates and norms). */
+ * and a part of one task more when sequences differ. `fixed` is the share of a task's time that
+ * does not shrink with its channels (gates and norms). */
 static double slowest_thread(const struct fkda_plan *plan, struct cut cut)
 {
     const double fixed = 0.15;

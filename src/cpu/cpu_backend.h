@@ -2,8 +2,9 @@
  *
  *     fkda_forward -> fkda_validate -> fkda_cpu_forward -> tasks over threads -> kernel set
  *
- * A kernel set is one instruction set's functions; selection is data (kernel_sets.c). Every function
- * works on one task and writes nothing outside it, so any split over threads gives the same bits.
+ * A kernel set is one instruction set's functions; selection is data (kernel_sets.c). Every
+ * function works on one task and writes nothing outside it, so any split over threads gives the
+ * same bits.
  */
 #ifndef FKDA_CPU_BACKEND_H
 #define FKDA_CPU_BACKEND_H

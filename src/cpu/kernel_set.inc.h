@@ -3,7 +3,7 @@
  * A set's file includes its vec_*.h, then this, then defines the functions with external linkage as
  * one line each:   prefill_task   decode_task   set_scratch_bytes
  *
- *     prefill: state -> panels;  per 16 tokens and head: prepare_chunk -> run_chunk;  panels -> state
+ *     prefill: state -> panels;  per 16 tokens, head: prepare_chunk -> run_chunk;  panels -> state
  *     decode:  prepare_tokens -> walk_rows, on the caller's state in place
  */
 #ifndef FKDA_KERNEL_SET_INC_H

@@ -7,10 +7,11 @@
  *
  * then, with kf_t and qf_t the factors that normalise k_t and q_t (and scale),
  *
- *     u_t = kf_t b_t (v_t - kf_t (pk_t + sum_(s<t) A_ts u_s))    out_t = qf_t (pq_t + sum_(s<=t) P_ts u_s).
+ *     u_t   = kf_t b_t (v_t - kf_t (pk_t + sum_(s<t) A_ts u_s))
+ *     out_t = qf_t (pq_t + sum_(s<=t) P_ts u_s)
  *
- * Between chunks the panel holds the state itself, in float32 and in no other coordinates, so a call
- * that ends there and one that goes on continue from the same bits. */
+ * Between chunks the panel holds the state itself, in float32 and in no other coordinates, so a
+ * call that ends there and one that goes on continue from the same bits. */
 #ifndef FKDA_PANEL_INC_H
 #define FKDA_PANEL_INC_H
 
@@ -36,7 +37,7 @@ struct group_io {
     struct prefetch_row ahead[AHEAD];
 };
 
-/* One vector for each token of a group. Named fields, not an array: they are to live in registers. */
+/* One vector for each token of a group. Named fields, not an array: they live in registers. */
 struct four {
     vf t0, t1, t2, t3;
 };

@@ -7,7 +7,7 @@
 #ifndef FKDA_VEC_MATH_INC_H
 #define FKDA_VEC_MATH_INC_H
 
-/* Bodies that are specialised by literal arguments; without it a compiler may merge the variants. */
+/* Bodies that are specialised by literal arguments; without it a compiler may merge variants. */
 #define FKDA_BODY static inline __attribute__((always_inline))
 
 /* A loop that wants all registers: not to be merged into its caller. */

@@ -104,8 +104,8 @@ static inline vf vf_abs(vf a)
     return (vf)((vf_bits)a & 0x7fffffff);
 }
 
-/* x = *n + the result, *n whole, |result| <= 1/2; x is held within [-127, 128]. Adding 1.5 2^23 leaves
- * no bits below one. */
+/* x = *n + the result, *n whole, |result| <= 1/2; x is held within [-127, 128]. Adding 1.5 2^23
+ * leaves no bits below one. */
 static inline vf vf_split(vf x, vf *n)
 {
     const vf magic = vf_set1(12582912.0f);

@@ -2,9 +2,9 @@
  *
  *     S <- S diag(exp g);   u = b (v - S k^);   S <- S + u k^T;   out = scale S q^
  *
- * Nothing here is fast; everything else is measured against it. Edge cases it defines: a sequence of
- * length 0 ends in its initial state (or 0); the tokens of a padding sequence (slot -1) get out = 0,
- * and neither its states nor its checkpoints are written; rows of no sequence stay untouched.
+ * Nothing here is fast; everything else is measured against it. Edge cases it defines: a sequence
+ * of length 0 ends in its initial state (or 0); the tokens of a padding sequence (slot -1) get out
+ * = 0, and neither its states nor its checkpoints are written; rows of no sequence stay untouched.
  */
 #include "ref/reference.h"
 

@@ -1,5 +1,5 @@
-/* bench_cpu_kernels.c: for people who work on the CPU kernels. What share of this core's own limits,
- * measured in the same run, does each kernel set reach?
+/* bench_cpu_kernels.c: for people who work on the CPU kernels. What share of this core's own
+ * limits, measured in the same run, does each kernel set reach?
  *
  *     bench_cpu_kernels [--isa NAME] [--threads N] [--quick]
  *

@@ -8,7 +8,7 @@
 
 #include "flash_kda.h"
 
-/* random: g normal; slow: decay near 0.999; one: decay 1 up to 1e-8, small beta; saturated: g +8. */
+/* random: g normal; slow: decay near 0.999; one: decay 1 up to 1e-8, small beta; saturated: g +8 */
 enum cpu_regime { CPU_RANDOM, CPU_SLOW, CPU_NO_DECAY, CPU_SATURATED };
 
 /* What a case looks like; 0 where not given means the default in brackets. */

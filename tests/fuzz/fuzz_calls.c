@@ -1,5 +1,5 @@
-/* fuzz_calls.c: libFuzzer target of the public calls: what validation accepts must run without a bad
- * access, on tensors that end exactly where their shape and strides say. */
+/* fuzz_calls.c: libFuzzer target of the public calls: what validation accepts must run without a
+ * bad access, on tensors that end exactly where their shape and strides say. */
 #include <stdlib.h>
 
 #include "recipe.h"

@@ -1,5 +1,6 @@
-/* fuzz_validate.c: libFuzzer target of validation alone: any descriptor, no crash, no read outside of
- * an index tensor, and a refusal names an argument. Nothing behind a float tensor may be touched. */
+/* fuzz_validate.c: libFuzzer target of validation alone: any descriptor, no crash, no read outside
+ * of an index tensor, and a refusal names an argument. Nothing behind a float tensor may be
+ * touched. */
 #include "recipe.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

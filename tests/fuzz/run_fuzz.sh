@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # run_fuzz.sh TARGET [LIBFUZZER OPTION...]: runs a fuzz target in an empty folder beside it, for
-# FUZZ_SECONDS (default 20), from the seeds in corpus/NAME and the words of NAME.dict where there are
-# such, else from random seeds, the same each time. A crash leaves its input there and prints it in
-# base64.
+# FUZZ_SECONDS (default 20), from the seeds in corpus/NAME and the words of NAME.dict where there
+# are such, else from random seeds, the same each time. A crash leaves its input there and prints it
+# in base64.
 set -euo pipefail
 
 target=$1

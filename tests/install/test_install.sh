@@ -52,7 +52,8 @@ if ldd "$work/pkg_config_static" | grep -q flashkda; then
 fi
 
 # Nothing but the public names may be exported.
-if nm -D --defined-only "$libdir/libflashkda.so" | awk '$2 != "A" {print $3}' | grep -v '^fkda_'; then
+if nm -D --defined-only "$libdir/libflashkda.so" | awk '$2 != "A" {print $3}' |
+    grep -v '^fkda_'; then
     echo "libflashkda.so: exports names outside fkda_" >&2
     exit 1
 fi

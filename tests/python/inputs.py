@@ -203,9 +203,9 @@ def make(
     """A Call with generated inputs. `initial` is the dtype of an initial state, None for none.
 
     Regimes: "reports" is the default of the cases from public reports (A_log = log U(1, 16),
-    dt_bias normal: fast decay); "random" the benchmarks' (A_log, dt_bias uniform in [0, 1)); "slow" has
-    a log-decay near -0.001; "trained" are activations of a trained model, layers side by side as
-    heads, tiled to size.
+    dt_bias normal: fast decay); "random" the benchmarks' (A_log, dt_bias uniform in [0, 1)); "slow"
+    has a log-decay near -0.001; "trained" are activations of a trained model, layers side
+    by side as heads, tiled to size.
     """
     HV = HV or H
     gen = torch.Generator().manual_seed(seed)

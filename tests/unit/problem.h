@@ -1,7 +1,7 @@
 /* problem.h: a small valid call with its own buffers, for tests to run or to spoil.
  *
- * Inputs are random float32; outputs start poisoned (every byte 0xff, a NaN in each float dtype), so
- * that a test can tell what was written.
+ * Inputs are random float32; outputs start poisoned (every byte 0xff, a NaN in each float dtype),
+ * so that a test can tell what was written.
  */
 #ifndef FKDA_TEST_PROBLEM_H
 #define FKDA_TEST_PROBLEM_H

@@ -1,7 +1,8 @@
 /* test_reference.c: the definition, against numbers worked out by hand and against a second
  * statement of the mathematics with dense matrices:
  *
- *     S_t = S_{t-1} D_t (I - b_t k_t k_t^T) + b_t v_t k_t^T,   o_t = scale S_t q_t,   D_t = diag(exp g_t)
+ *     S_t = S_{t-1} D_t (I - b_t k_t k_t^T) + b_t v_t k_t^T,   o_t = scale S_t q_t,
+ *     D_t = diag(exp g_t)
  */
 #include <float.h>
 #include <math.h>

@@ -1,5 +1,5 @@
-/* test_validate_sequences.c: what cu_seqlens, state_indices, num_accepted_tokens and checkpoints may
- * hold, for int32 and int64 alike. Results of right ones are tested in test_reference.c. */
+/* test_validate_sequences.c: what cu_seqlens, state_indices, num_accepted_tokens and checkpoints
+ * may hold, for int32 and int64 alike. Results of right ones are tested in test_reference.c. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -192,7 +192,7 @@ static void test_large_pool(void **state)
     problem_free(&p);
 }
 
-/* Every slot of a pool once, then one of them a second time: around the edges of the set's words. */
+/* Every slot of a pool once, then one of them a second time: around the edges of its words. */
 static void test_every_slot_once(void **state)
 {
     (void)state;
