@@ -18,6 +18,13 @@
  * either returns FKDA_OK, or returns an error, writes the reason (argument, value seen, value
  * wanted) and leaves every output untouched. Nothing prints, exits or aborts.
  *
+ * On CUDA (fkda_forward only): q, k, v, out bfloat16, K 128, every pointer of the descriptor in the
+ * memory of device_index. Work is queued on the stream: no synchronisation, no allocation, fit for
+ * capture in a graph. Nobody reads cu_seqlens, state_indices and checkpoint_* before the kernels do:
+ * what the CPU would refuse in them gives wrong numbers there, but no access outside the tensors; an
+ * index below 0 or past the pool is padding, and a checkpoint that is no multiple of 16, out of order
+ * or past the end of its sequence is not written.
+ *
  * Threads. The library keeps no state between calls besides what it learned of the processor; any
  * number of threads may call it at once on different outputs.
  *
@@ -146,7 +153,8 @@ typedef struct fkda_report {
     char kernel[64];     /* for example "cpu/avx512/prefill_fp32" */
     int32_t num_threads; /* CPU threads used */
     int32_t reserved;
-    int64_t num_tokens;     /* tokens that belong to a sequence, summed over sequences */
+    int64_t num_tokens;     /* that belong to a sequence, summed over sequences; -1 on CUDA with
+                               cu_seqlens, which only the device reads */
     size_t workspace_bytes; /* used, the caller's or the library's own */
 } fkda_report;
 
@@ -202,9 +210,12 @@ typedef struct fkda_args {
      * absent: M / N each. */
     fkda_tensor checkpoint_indptr;
 
-    void *workspace; /* ? NULL: the library allocates for the time of the call (CPU) */
+    void *workspace; /* ? NULL: the library allocates for the time of the call. CUDA: device memory,
+                        never NULL where fkda_workspace_bytes is not 0; calls that follow one
+                        another on a stream may share it */
     size_t workspace_bytes;
-    void *stream;         /* CUDA: a cudaStream_t */
+    void *stream;         /* CUDA: a cudaStream_t on which the kernels are queued, NULL: the default
+                             stream; nothing waits for them */
     int32_t device_index; /* CUDA: ordinal */
     int32_t num_threads;  /* CPU; 0: FLASH_KDA_NUM_THREADS, else all the process may use */
     int32_t isa;          /* enum fkda_isa */
@@ -224,7 +235,7 @@ FKDA_API void fkda_args_init(fkda_args *args);
  * checkpoint_state (also for empty sequences: final = initial, or 0). */
 FKDA_API fkda_status fkda_forward(const fkda_args *args, char *reason, size_t reason_bytes);
 
-/* T in 1..16 tokens per sequence; q [N, T, H, K], or [1, total, H, K] with cu_seqlens. */
+/* T in 1..16 tokens per sequence; q [N, T, H, K], or [1, total, H, K] with cu_seqlens. CPU tensors. */
 FKDA_API fkda_status fkda_decode(const fkda_args *args, char *reason, size_t reason_bytes);
 
 /* The definition: fkda_forward token by token in float64, single-threaded, CPU tensors; out and

@@ -1,6 +1,7 @@
 /* api.c: the public calls.
  *
- *     fkda_args -> fkda_validate -> struct fkda_plan -> resolve_options -> workspace -> backend
+ *     fkda_args -> fkda_validate -> struct fkda_plan -> resolve_options -> workspace -> CPU backend
+ *                                                    -> CUDA backend (forward)
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +10,7 @@
 #include "core/checks.h"
 #include "core/plan.h"
 #include "cpu/cpu_backend.h"
+#include "cuda/cuda_backend.h"
 #include "ref/reference.h"
 
 #define WORKSPACE_ALIGNMENT 64
@@ -127,6 +129,8 @@ static fkda_status call_backend(const fkda_args *args, enum fkda_call call, back
 {
     struct fkda_plan plan;
     fkda_status status = fkda_validate(args, call, &plan, reason);
+    if (status == FKDA_OK && plan.device == FKDA_CUDA)
+        return fkda_cuda_forward(args, &plan, reason); /* validation let no other call pass */
     if (status == FKDA_OK)
         status = resolve_options(args, call, &plan, reason);
     if (status == FKDA_OK)
@@ -167,6 +171,8 @@ fkda_status fkda_workspace_bytes(const fkda_args *args, size_t *bytes, char *rea
     if (!bytes)
         return fkda_fail(where, FKDA_ERROR_INVALID_ARGUMENT, "bytes: NULL, wanted a size_t");
     fkda_status status = fkda_validate(args, FKDA_CALL_WORKSPACE, &plan, where);
+    if (status == FKDA_OK && plan.device == FKDA_CUDA)
+        return fkda_cuda_workspace_bytes(&plan, bytes, where);
     if (status == FKDA_OK)
         status = resolve_options(args, FKDA_CALL_WORKSPACE, &plan, where);
     if (status == FKDA_OK)
@@ -190,6 +196,6 @@ fkda_status fkda_get_info(fkda_info *info, char *reason, size_t reason_bytes)
                         .isa_chosen = (int32_t)plan.isa,
                         .num_threads = plan.num_threads};
     snprintf(info->version, sizeof info->version, "%s", fkda_version());
-    snprintf(info->cuda_status, sizeof info->cuda_status, "this build has no CUDA kernels");
+    fkda_cuda_get_info(info);
     return FKDA_OK;
 }

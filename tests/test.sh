@@ -43,6 +43,7 @@ esac
 # The caller's settings must not change what is tested.
 unset FLASH_KDA_CPU_ISA FLASH_KDA_PRECISION FLASH_KDA_NUM_THREADS
 unset CFLAGS LDFLAGS OMP_NUM_THREADS PYTHONPATH
+export OMP_WAIT_POLICY=passive # tests run side by side: a thread that waits must not spin
 venv=$root/build/venv
 python=$venv/bin/python
 reports=$root/build/test-reports

@@ -1,7 +1,7 @@
 /* plan.h: what a call is, after validation. Backends trust every field.
  *
- * validate.c checks the caller's fkda_args and fills a struct fkda_plan; backends (src/cpu, later
- * src/cuda) read only the plan. Letters as in flash_kda.h.
+ * validate.c checks the caller's fkda_args and fills a struct fkda_plan; backends (src/cpu, src/cuda)
+ * read only the plan. The index tensors of a CUDA call are in device memory: nothing reads them here. Letters as in flash_kda.h.
  */
 #ifndef FKDA_PLAN_H
 #define FKDA_PLAN_H
@@ -43,8 +43,13 @@ static inline int64_t fkda_index_at(struct fkda_index_view view, int64_t i)
 struct fkda_plan {
     int64_t B, T, H, HV, K, V, N;
     int64_t heads_per_key;       /* HV / H: value head h reads q, k head h / heads_per_key */
-    int64_t num_tokens;          /* tokens that belong to a sequence, summed over sequences */
-    int64_t max_sequence_tokens; /* fkda_workspace_bytes: T, the most it can be */
+    int64_t num_tokens;          /* tokens that belong to a sequence, summed over sequences;
+                                    -1: only the device knows */
+    int64_t max_sequence_tokens; /* fkda_workspace_bytes, CUDA: T, the most it can be */
+    int64_t num_slots;           /* of the state pools; INT64_MAX without states */
+    int64_t num_checkpoints;     /* M */
+    bool varlen;                 /* cu_seqlens is present */
+    fkda_device device;
 
     struct fkda_view q, k, v, g, out;
     struct fkda_view beta; /* no channels: stride_h steps from head to head */

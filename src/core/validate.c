@@ -63,10 +63,18 @@ static fkda_status check_options(const fkda_args *args, struct fkda_reason reaso
     fkda_status status = check_enums(args, reason);
     if (status == FKDA_OK)
         status = check_numbers(args, reason);
-    if (status == FKDA_OK && args->device == FKDA_CUDA)
-        status = fkda_fail(reason, FKDA_ERROR_UNSUPPORTED,
-                           "device: cuda, this build has no CUDA kernels, wanted cpu");
     return status;
+}
+
+/* Sizes and strides are checked before, since a wrong one is wrong on any device. */
+static fkda_status check_device(const struct fkda_check *check)
+{
+    if (check->args->device == FKDA_CPU || check->call == FKDA_CALL_FORWARD ||
+        check->call == FKDA_CALL_WORKSPACE)
+        return FKDA_OK;
+    return fkda_fail(check->reason, FKDA_ERROR_UNSUPPORTED,
+                     "device: cuda, %s has no CUDA kernels, wanted cpu",
+                     check->call == FKDA_CALL_DECODE ? "fkda_decode" : "fkda_reference");
 }
 
 /* ---- Shapes ---------------------------------------------------------------------------------- */
@@ -152,6 +160,7 @@ static fkda_status check_states(const struct fkda_check *check, struct fkda_plan
     const fkda_tensor *indices = check->tensor[FKDA_ARG_STATE_INDICES];
     const fkda_tensor *state = check->tensor[FKDA_ARG_FINAL_STATE];
     plan->N = cu ? cu->shape[0] - 1 : plan->B;
+    plan->varlen = cu;
     if (cu && plan->B != 1)
         return fkda_fail(check->reason, FKDA_ERROR_INVALID_ARGUMENT,
                          "cu_seqlens: present with B = %lld, wanted B = 1", (long long)plan->B);
@@ -171,6 +180,7 @@ static fkda_status check_states(const struct fkda_check *check, struct fkda_plan
     const int64_t image[] = {indices && state ? state->shape[0] : plan->N, plan->HV, plan->V,
                              plan->K};
     const char *whose = indices ? "slots, HV, V of v, K of q" : "N, HV, V of v, K of q";
+    plan->num_slots = state ? image[0] : INT64_MAX;
     status = want_shape(check, FKDA_ARG_INITIAL_STATE, 4, image, whose);
     if (status == FKDA_OK)
         status = want_shape(check, FKDA_ARG_FINAL_STATE, 4, image, whose);
@@ -196,6 +206,7 @@ static fkda_status check_checkpoint_shapes(const struct fkda_check *check, struc
         status = want_shape(check, FKDA_ARG_CHECKPOINT_OFFSETS, 1, image, "M of checkpoint_state");
     if (status == FKDA_OK)
         status = want_shape(check, FKDA_ARG_CHECKPOINT_INDPTR, 1, entries, "N + 1");
+    plan->num_checkpoints = image[0];
     if (status != FKDA_OK || indptr)
         return status;
     if (plan->N == 0 ? image[0] != 0 : image[0] % plan->N != 0)
@@ -294,6 +305,7 @@ static struct fkda_index_view index_view(const struct fkda_check *check, enum fk
 static void fill_options(const fkda_args *args, struct fkda_plan *plan)
 {
     plan->gate = (fkda_gate)args->gate;
+    plan->device = (fkda_device)args->device;
     plan->qk_l2norm = args->flags & FKDA_QK_L2NORM;
     plan->beta_sigmoid = args->flags & FKDA_BETA_SIGMOID;
     plan->allow_neg_eigval = args->flags & FKDA_ALLOW_NEG_EIGVAL;
@@ -364,6 +376,8 @@ fkda_status fkda_validate(const fkda_args *args, enum fkda_call call, struct fkd
         return status;
     fill_options(args, plan);
     status = check_shapes(&check, plan);
+    if (status == FKDA_OK)
+        status = check_device(&check);
     if (status != FKDA_OK)
         return status;
     fill_views(&check, plan);

@@ -225,6 +225,12 @@ fkda_status fkda_check_sequences(const struct fkda_check *check, struct fkda_pla
     plan->max_sequence_tokens = plan->T;
     if (check->call == FKDA_CALL_WORKSPACE)
         return FKDA_OK; /* contents are not looked at */
+    if (plan->device == FKDA_CUDA) {
+        /* Nor can they be: the kernels read them, and clamp what would lead outside memory. */
+        if (plan->varlen)
+            plan->num_tokens = -1;
+        return FKDA_OK;
+    }
     fkda_status status = FKDA_OK;
     if (plan->cu_seqlens.data)
         status = check_cu_seqlens(check, plan);

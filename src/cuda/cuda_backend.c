@@ -1,0 +1,201 @@
+/* cuda_backend.c: the forward on a device: guard, kernels, launches, and what the runtime's errors
+ * mean.
+ *
+ * The runtime is linked statically and finds the driver when it is first called, so that a library
+ * with CUDA kernels loads on any machine.
+ */
+#include <stdio.h>
+
+#include "cuda/cuda_backend.h"
+#include "cuda/cuda_launch.h"
+#include "cuda/cuda_plan.h"
+
+/* ---- Errors ---------------------------------------------------------------------------------- */
+
+struct version_text {
+    char text[24];
+};
+
+static struct version_text format_version(int version)
+{
+    struct version_text shown;
+    snprintf(shown.text, sizeof shown.text, "%d.%d", version / 1000, version % 1000 / 10);
+    return shown;
+}
+
+/* Why no device can be used at all; NULL: that is not what `error` says. */
+static const char *explain_absence(cudaError_t error, char *text, size_t bytes)
+{
+    int driver = 0;
+    switch (error) {
+    case cudaErrorInsufficientDriver:
+    case cudaErrorStubLibrary:
+        if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
+            snprintf(text, bytes, "no NVIDIA driver on this machine");
+        else
+            snprintf(text, bytes, "the driver is for CUDA %s, wanted one for %s or later",
+                     format_version(driver).text, format_version(CUDART_VERSION).text);
+        return text;
+    case cudaErrorNoDevice:
+        snprintf(text, bytes, "the driver finds no device");
+        return text;
+    default:
+        return NULL;
+    }
+}
+
+static fkda_status fail_no_kernels(struct fkda_reason reason, int device)
+{
+    int major = 0, minor = 0;
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    return fkda_fail(reason, FKDA_ERROR_UNSUPPORTED,
+                     "device: cuda:%d has compute capability %d.%d, this build has kernels for %s",
+                     device, major, minor, FKDA_CUDA_ARCHS);
+}
+
+/* The runtime remembers an error until it is asked: asked here, so that the next call starts clean.
+ * */
+static fkda_status fail_cuda(struct fkda_reason reason, cudaError_t error, int device)
+{
+    char text[96];
+    int count = 0;
+    fkda_status status;
+    switch (error) {
+    case cudaErrorInvalidDevice:
+        if (cudaGetDeviceCount(&count) != cudaSuccess)
+            count = 0;
+        status = fkda_fail(reason, FKDA_ERROR_INVALID_ARGUMENT,
+                           "device_index: %d, wanted below %d (devices found)", device, count);
+        break;
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorInvalidDeviceFunction:
+    case cudaErrorUnsupportedPtxVersion:
+        status = fail_no_kernels(reason, device);
+        break;
+    default:
+        if (explain_absence(error, text, sizeof text))
+            status = fkda_fail(reason, FKDA_ERROR_DEVICE, "device: cuda, %s", text);
+        else
+            status = fkda_fail(reason, FKDA_ERROR_DEVICE, "device: cuda:%d, %s (%s)", device,
+                               cudaGetErrorString(error), cudaGetErrorName(error));
+    }
+    cudaGetLastError();
+    return status;
+}
+
+/* ---- Forward --------------------------------------------------------------------------------- */
+
+fkda_status fkda_cuda_workspace_bytes(const struct fkda_plan *plan, size_t *bytes,
+                                      struct fkda_reason reason)
+{
+    struct fkda_cuda_work work;
+    fkda_status status = fkda_cuda_plan_forward(plan, &work, reason);
+    if (status == FKDA_OK)
+        *bytes = work.workspace_bytes;
+    return status;
+}
+
+static fkda_status check_workspace(const fkda_args *args, size_t bytes, struct fkda_reason reason)
+{
+    if (bytes == 0)
+        return FKDA_OK;
+    if (!args->workspace)
+        return fkda_fail(reason, FKDA_ERROR_WORKSPACE,
+                         "workspace: NULL, wanted %zu bytes of device memory (on CUDA the library "
+                         "allocates nothing)",
+                         bytes);
+    if (args->workspace_bytes < bytes)
+        return fkda_fail(reason, FKDA_ERROR_WORKSPACE, "workspace_bytes: %zu, wanted at least %zu",
+                         args->workspace_bytes, bytes);
+    return FKDA_OK;
+}
+
+/* `device` is the current one. */
+static cudaError_t launch(struct fkda_cuda_work *work, int device, cudaStream_t stream)
+{
+    struct fkda_recurrence_args *recurrence = &work->recurrence;
+    int num_sms = 0;
+    cudaError_t error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
+    if (error != cudaSuccess)
+        return error;
+    recurrence->slices = fkda_cuda_choose_slices(
+        recurrence->V, (int64_t)recurrence->sequences.N * recurrence->HV, num_sms);
+    error = fkda_cuda_load_sm80(&work->prepare, recurrence, device);
+    if (error != cudaSuccess)
+        return error;
+    return fkda_cuda_launch_sm80(&work->prepare, recurrence, work->tiles, stream);
+}
+
+static void fill_report(const struct fkda_plan *plan, const struct fkda_cuda_work *work,
+                        fkda_report *report)
+{
+    static const char *const gates[] = {"bounded", "softplus", "activated"};
+    const int slices = work->recurrence.slices;
+    *report =
+        (fkda_report){.num_tokens = plan->num_tokens, .workspace_bytes = work->workspace_bytes};
+    if (slices)
+        snprintf(report->kernel, sizeof report->kernel, "cuda/sm80/prepare_%s+recurrence_%d",
+                 gates[plan->gate], (int)(plan->V / 16 / slices));
+    else
+        snprintf(report->kernel, sizeof report->kernel, "cuda/none");
+}
+
+fkda_status fkda_cuda_forward(const fkda_args *args, const struct fkda_plan *plan,
+                              struct fkda_reason reason)
+{
+    struct fkda_cuda_work work;
+    fkda_status status = fkda_cuda_plan_forward(plan, &work, reason);
+    if (status == FKDA_OK)
+        status = check_workspace(args, work.workspace_bytes, reason);
+    if (status != FKDA_OK)
+        return status;
+    if (work.workspace_bytes)
+        fkda_cuda_place_images(&work, args->workspace);
+
+    const int device = args->device_index;
+    int before = 0;
+    cudaError_t error = cudaGetDevice(&before);
+    if (error == cudaSuccess && before != device)
+        error = cudaSetDevice(device);
+    if (error != cudaSuccess)
+        return fail_cuda(reason, error, device);
+    if (plan->N > 0)
+        error = launch(&work, device, args->stream);
+    if (error != cudaSuccess)
+        status = fail_cuda(reason, error, device);
+    if (before != device) {
+        error = cudaSetDevice(before);
+        if (error != cudaSuccess && status == FKDA_OK)
+            status = fail_cuda(reason, error, before);
+    }
+    if (status == FKDA_OK && args->report)
+        fill_report(plan, &work, args->report);
+    return status;
+}
+
+/* ---- Information ----------------------------------------------------------------------------- */
+
+void fkda_cuda_get_info(fkda_info *info)
+{
+    struct cudaDeviceProp properties;
+    char absence[96];
+    int count = 0;
+    info->num_devices = 0;
+    snprintf(info->cuda_archs, sizeof info->cuda_archs, "%s", FKDA_CUDA_ARCHS);
+    cudaError_t error = cudaGetDeviceCount(&count);
+    if (error == cudaSuccess && count == 0)
+        error = cudaErrorNoDevice;
+    if (error == cudaSuccess)
+        error = cudaGetDeviceProperties(&properties, 0);
+    if (error == cudaSuccess) {
+        info->num_devices = count;
+        snprintf(info->cuda_status, sizeof info->cuda_status, "%.127s", properties.name);
+    } else if (explain_absence(error, absence, sizeof absence)) {
+        snprintf(info->cuda_status, sizeof info->cuda_status, "%s", absence);
+    } else {
+        snprintf(info->cuda_status, sizeof info->cuda_status, "%s (%s)", cudaGetErrorString(error),
+                 cudaGetErrorName(error));
+    }
+    cudaGetLastError();
+}

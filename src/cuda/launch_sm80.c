@@ -1,0 +1,102 @@
+/* launch_sm80.c: grids of the portable forward. The kernels' host symbols stand for them here. */
+#include <stdatomic.h>
+
+#include "cuda/cuda_launch.h"
+#include "flash_kda.h"
+
+void fkda_prepare_bounded_sm80(struct fkda_prepare_args args);
+void fkda_prepare_softplus_sm80(struct fkda_prepare_args args);
+void fkda_prepare_activated_sm80(struct fkda_prepare_args args);
+void fkda_recurrence_1_sm80(struct fkda_recurrence_args args);
+void fkda_recurrence_2_sm80(struct fkda_recurrence_args args);
+void fkda_recurrence_4_sm80(struct fkda_recurrence_args args);
+void fkda_recurrence_8_sm80(struct fkda_recurrence_args args);
+
+/* As in the kernels. */
+enum { PREPARE_THREADS = 128, STAGES = 4, VALUE_BYTES = 512 };
+
+static const void *prepare_kernel(int gate)
+{
+    return gate == FKDA_GATE_BOUNDED    ? (const void *)fkda_prepare_bounded_sm80
+           : gate == FKDA_GATE_SOFTPLUS ? (const void *)fkda_prepare_softplus_sm80
+                                        : (const void *)fkda_prepare_activated_sm80;
+}
+
+static unsigned warps_of(const struct fkda_recurrence_args *args)
+{
+    return (unsigned)(args->V / 16 / args->slices);
+}
+
+static const void *recurrence_kernel(unsigned warps)
+{
+    return warps == 1   ? (const void *)fkda_recurrence_1_sm80
+           : warps == 2 ? (const void *)fkda_recurrence_2_sm80
+           : warps == 4 ? (const void *)fkda_recurrence_4_sm80
+                        : (const void *)fkda_recurrence_8_sm80;
+}
+
+static size_t ring_bytes(unsigned warps)
+{
+    return STAGES * (IMAGE_BYTES + VALUE_BYTES * (size_t)warps);
+}
+
+static cudaError_t load(int gate, unsigned warps)
+{
+    struct cudaFuncAttributes attributes; /* asking for them brings the code to the device */
+    cudaError_t error = cudaFuncGetAttributes(&attributes, prepare_kernel(gate));
+    if (error == cudaSuccess)
+        error = cudaFuncSetAttribute(recurrence_kernel(warps),
+                                     cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     (int)ring_bytes(warps));
+    return error;
+}
+
+cudaError_t fkda_cuda_load_sm80(const struct fkda_prepare_args *prepare,
+                                const struct fkda_recurrence_args *recurrence, int device)
+{
+    /* Pairs of kernels that are ready, a bit for each device. Two threads may both come here first:
+     * they do the same twice. */
+    static _Atomic uint64_t loaded[3][9];
+    const unsigned warps = warps_of(recurrence);
+    _Atomic uint64_t *const ready = &loaded[prepare->gate][warps];
+    const uint64_t bit = device < 64 ? (uint64_t)1 << device : 0;
+    if (atomic_load_explicit(ready, memory_order_acquire) & bit)
+        return cudaSuccess;
+
+    /* Loading may allocate, which a thread that captures in global mode is not allowed to. */
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaError_t error = cudaThreadExchangeStreamCaptureMode(&mode);
+    if (error != cudaSuccess)
+        return error;
+    error = load(prepare->gate, warps);
+    const cudaError_t restored = cudaThreadExchangeStreamCaptureMode(&mode);
+    if (error == cudaSuccess)
+        error = restored;
+    if (error == cudaSuccess)
+        atomic_fetch_or_explicit(ready, bit, memory_order_release);
+    return error;
+}
+
+cudaError_t fkda_cuda_launch_sm80(const struct fkda_prepare_args *prepare,
+                                  const struct fkda_recurrence_args *recurrence, int64_t tiles,
+                                  cudaStream_t stream)
+{
+    struct fkda_prepare_args p = *prepare;
+    struct fkda_recurrence_args r = *recurrence;
+    void *prepare_params[] = {&p}, *recurrence_params[] = {&r};
+
+    if (r.sequences.N == 0)
+        return cudaSuccess; /* no sequence: nothing is written, and cu_seqlens[1] is not there */
+    if (tiles > 0) {
+        const dim3 grid = {(unsigned)(tiles * p.HV), 1, 1}, block = {PREPARE_THREADS, 1, 1};
+        cudaError_t error =
+            cudaLaunchKernel(prepare_kernel(p.gate), grid, block, prepare_params, 0, stream);
+        if (error != cudaSuccess)
+            return error;
+    }
+    const unsigned warps = warps_of(&r);
+    const dim3 grid = {(unsigned)r.sequences.N * (unsigned)r.HV * (unsigned)r.slices, 1, 1};
+    const dim3 block = {32 * warps, 1, 1};
+    return cudaLaunchKernel(recurrence_kernel(warps), grid, block, recurrence_params,
+                            ring_bytes(warps), stream);
+}
