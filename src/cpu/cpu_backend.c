@@ -14,6 +14,7 @@
 #include <xmmintrin.h>
 #endif
 
+#include "cpu/after_fork.h"
 #include "cpu/cpu_backend.h"
 #include "cpu/task_rows.h"
 
@@ -164,6 +165,8 @@ struct run {
     const int64_t *order; /* NULL: as they come */
     char *scratch;
     size_t scratch_stride;
+    int64_t tasks;
+    int threads;
 };
 
 static void run_task(const struct run *run, int64_t i, size_t thread)
@@ -188,6 +191,19 @@ static void run_task(const struct run *run, int64_t i, size_t thread)
     restore_subnormals(mode);
 }
 
+static void run_in_parallel(void *argument)
+{
+    const struct run *run = argument;
+#ifdef _OPENMP
+#pragma omp parallel for schedule(dynamic) num_threads(run->threads)
+    for (int64_t i = 0; i < run->tasks; i++)
+        run_task(run, i, (size_t)omp_get_thread_num());
+#else
+    for (int64_t i = 0; i < run->tasks; i++)
+        run_task(run, i, 0);
+#endif
+}
+
 static void run_tasks(const struct fkda_plan *plan, void *workspace,
                       void (*function)(const struct fkda_cpu_task *task))
 {
@@ -202,21 +218,12 @@ static void run_tasks(const struct fkda_plan *plan, void *workspace,
         sort_sequences(plan, (int64_t *)(void *)base);
         run.order = (const int64_t *)(void *)base;
     }
-    int64_t tasks = plan->N * run.cut.groups * run.cut.pieces;
-    int threads = threads_for(plan);
-    if (threads == 1 || tasks <= 1) {
-        for (int64_t i = 0; i < tasks; i++)
-            run_task(&run, i, 0);
+    run.tasks = plan->N * run.cut.groups * run.cut.pieces;
+    run.threads = threads_for(plan);
+    if (run.threads > 1 && run.tasks > 1 && fkda_call_after_fork(run_in_parallel, &run))
         return;
-    }
-#ifdef _OPENMP
-#pragma omp parallel for schedule(dynamic) num_threads(threads)
-    for (int64_t i = 0; i < tasks; i++)
-        run_task(&run, i, (size_t)omp_get_thread_num());
-#else
-    for (int64_t i = 0; i < tasks; i++)
+    for (int64_t i = 0; i < run.tasks; i++)
         run_task(&run, i, 0);
-#endif
 }
 
 static void fill_report(const struct fkda_plan *plan, const char *what, fkda_report *report)
