@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
-PICTURE = ROOT / "docs" / "benchmarks-cpu.png"
+PICTURE = "benchmarks-cpu.png"  # beside the document
 SAME = ("cpu", "kind", "case", "regime", "impl_name", "isa", "precision", "threads")
 COLOURS = {
     ("portable", "fp32"): "#9aa5b1",
@@ -48,9 +48,9 @@ alone prints the same as a table.
 {sections}"""
 
 
-def load_records():
+def load_records(folder):
     newest = {}
-    for path in sorted(RESULTS.glob("*.jsonl")):
+    for path in sorted(folder.glob("*.jsonl")):
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             record = json.loads(line)
             if "cpu" not in record:
@@ -138,17 +138,16 @@ def section(cpu, records):
     )
 
 
-def document(records):
+def make_document(records):
     sections = []
     for cpu in sorted({r["cpu"] for r in records}):
         sections.append(section(cpu, [r for r in records if r["cpu"] == cpu]))
     if records:
-        name = PICTURE.relative_to(DOCUMENT.parent)
-        sections.insert(0, f"![Share of the machine's peak, prefill, one thread]({name})\n")
-    return TEXT.format(sections="\n".join(sections) if sections else "No records yet.\n")
+        sections.insert(0, f"![Prefill on one thread beside the core's peak]({PICTURE})\n")
+    return TEXT.format(sections="\n".join(sections))
 
 
-def draw(records):
+def draw_picture(records, path):
     """Prefill on one thread, random gates: GFLOP/s, with the widest FMA peak as the top line."""
     try:
         import matplotlib
@@ -192,24 +191,28 @@ def draw(records):
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(y=0.15)
     figure.tight_layout()
-    figure.savefig(PICTURE, dpi=140)
+    figure.savefig(path, dpi=140)
     return True
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the records")
+    parser.add_argument("--document", type=Path, default=DOCUMENT)
     options = parser.parse_args()
-    records = load_records()
-    text = document(records)
+    records = load_records(options.results)
+    if not records:
+        sys.exit(f"report.py: no records in {options.results}")
+    text = make_document(records)
     if options.check:
-        if not DOCUMENT.exists() or DOCUMENT.read_text(encoding="utf-8") != text:
-            sys.exit("docs/benchmarks.md is not what the records say: run bench/report.py")
+        if not options.document.exists() or options.document.read_text(encoding="utf-8") != text:
+            sys.exit(f"{options.document} is not what the records say: run bench/report.py")
         return
-    DOCUMENT.write_text(text, encoding="utf-8")
-    print(f"{DOCUMENT.relative_to(ROOT)}: {len(records)} records")
-    if not draw(records):
-        print("no picture: matplotlib or records are missing", file=sys.stderr)
+    options.document.write_text(text, encoding="utf-8")
+    print(f"{options.document}: {len(records)} records")
+    if not draw_picture(records, options.document.parent / PICTURE):
+        print("no picture: matplotlib or prefill records are missing", file=sys.stderr)
 
 
 if __name__ == "__main__":

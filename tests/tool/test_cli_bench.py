@@ -2,8 +2,10 @@
 """`flashkda bench`: records and options."""
 
 import json
+import subprocess
+import sys
 
-from cli_case import INPUT, SLICE, USAGE, Case, D, main
+from cli_case import INPUT, ROOT, SLICE, USAGE, Case, D, main
 
 
 class Bench(Case):
@@ -54,6 +56,41 @@ class Bench(Case):
         text, _ = self.call("bench", "--quick", "--threads", "1", "--case", "N1xH32")
         self.assertIn("GFLOP/s", text)
         self.assertIn("decode N1xH32", text)
+
+    def test_records_and_report(self):
+        """The scripts around it: records are appended, and the document follows from them."""
+        results, document = self.folder / "results", self.folder / "benchmarks.md"
+        record = [sys.executable, ROOT / "bench" / "record_cpu.py", "--program", self.program]
+        record += [
+            "--quick",
+            "--threads",
+            "1",
+            "--case",
+            "N1xH32",
+            "--regime",
+            "slow",
+            "--no-torch",
+        ]
+        record += ["--results", results / "cpu.jsonl"]
+        report = [sys.executable, ROOT / "bench" / "report.py", "--results", results]
+        report += ["--document", document]
+        self.assertEqual(subprocess.run(report, capture_output=True).returncode, 1)  # no records
+        subprocess.run(record, check=True, capture_output=True, timeout=120)
+        lines = (results / "cpu.jsonl").read_text().splitlines()
+        for line in lines:
+            self.expect_record(json.loads(line), "decode", "N1xH32")
+        self.assertNotEqual(subprocess.run([*report, "--check"], capture_output=True).returncode, 0)
+        subprocess.run(report, check=True, capture_output=True, timeout=120)
+        subprocess.run([*report, "--check"], check=True, capture_output=True)
+        text = document.read_text()
+        self.assertEqual(text.count("| decode N1xH32 | slow |"), len(lines))
+        newer = {**json.loads(lines[0]), "date": "2999-01-01T00:00:00Z", "median_ms": 12345.0}
+        with open(results / "cpu.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(newer) + "\n")
+        self.assertNotEqual(subprocess.run([*report, "--check"], capture_output=True).returncode, 0)
+        subprocess.run(report, check=True, capture_output=True, timeout=120)
+        self.assertEqual(document.read_text().count("| decode N1xH32 | slow |"), len(lines))
+        self.assertIn("1.23e+04", document.read_text())
 
     def test_wrong_options(self):
         self.refuse(USAGE, "--case '3x3': no such case", "bench", "--case", "3x3")

@@ -22,7 +22,7 @@ const char fkda_help_check[] =
     "      --prefix NAME      only this layer\n"
     "      --scale X          as for run\n"
     "      --lower-bound X    as for run\n"
-    "      --device NAME      auto, cpu or cuda\n"
+    "      --device NAME      auto or cpu: tensors stay in host memory, so cuda is refused\n"
     "      --isa NAME         CPU kernels: auto, portable, avx2, avx512, avx512_bf16, amx_bf16\n"
     "      --precision NAME   fp32 or bf16\n"
     "      --threads N        else FLASH_KDA_NUM_THREADS, else all\n"

@@ -22,7 +22,7 @@ const char fkda_help_run[] =
     "      --prefix NAME      only this layer\n"
     "      --scale X          of the output; else the metadata's scale, else 1 / sqrt(K)\n"
     "      --lower-bound X    of the gate, -5 to 0, or none (softplus gate); else the metadata's\n"
-    "      --device NAME      auto, cpu or cuda\n"
+    "      --device NAME      auto or cpu: tensors stay in host memory, so cuda is refused\n"
     "      --isa NAME         CPU kernels: auto, portable, avx2, avx512, avx512_bf16, amx_bf16\n"
     "      --precision NAME   fp32 or bf16 products (the state is fp32 either way)\n"
     "      --threads N        else FLASH_KDA_NUM_THREADS, else all\n"
