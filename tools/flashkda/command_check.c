@@ -176,6 +176,7 @@ static fkda_status check_layer(const struct options *options, struct layer *laye
     if (!pieces.tokens && progress->enabled)
         pieces.tokens = fkda_piece_tokens(layer);
     fkda_touch_layer(layer);
+    fkda_warm_up(&layer->args);
     layer->args.report = &result->report;
     double start = fkda_read_clock();
     fkda_status status =

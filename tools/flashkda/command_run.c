@@ -142,6 +142,7 @@ static int run_layers(const struct options *options, struct layer_list *list,
             pieces.tokens = fkda_piece_tokens(layer);
         fkda_label_progress(&progress, layer->label, i, list->count);
         fkda_touch_layer(layer);
+        fkda_warm_up(&layer->args);
         layer->args.report = &results[i].report;
         double start = fkda_read_clock();
         fkda_status status =

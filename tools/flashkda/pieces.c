@@ -60,6 +60,26 @@ fkda_args fkda_slice_head(const fkda_args *whole, int64_t h)
     return args;
 }
 
+void fkda_warm_up(const fkda_args *whole)
+{
+    fkda_args args = *whole;
+    if (args.q.shape[0] == 0 || args.q.shape[1] == 0)
+        return;
+    fkda_tensor *rows[] = {&args.q, &args.k, &args.v, &args.g, &args.beta, &args.out};
+    int64_t end = args.q.shape[1] < FKDA_CHUNK_TOKENS ? args.q.shape[1] : FKDA_CHUNK_TOKENS;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        *rows[i] = slice(rows[i], 0, 0, 1);
+    slice_tokens(&args, 0, end);
+    args.cu_seqlens = args.initial_state = args.final_state = (fkda_tensor){.data = NULL};
+    args.report = NULL;
+    int64_t elements = end * args.v.shape[2] * args.v.shape[3];
+    void *out = calloc((size_t)elements + 1, fkda_dtype_bytes((fkda_dtype)args.out.dtype));
+    args.out = fkda_tensor_contiguous(out, (fkda_dtype)args.out.dtype, 4, args.out.shape);
+    if (out)
+        (void)fkda_forward(&args, NULL, 0); /* what is wrong the call that counts will say */
+    free(out);
+}
+
 static int64_t offset_at(const fkda_tensor *offsets, int64_t n)
 {
     const char *data = element(offsets, n * offsets->stride[0]);
