@@ -203,8 +203,8 @@ def make(
     """A Call with generated inputs. `initial` is the dtype of an initial state, None for none.
 
     Regimes: "reports" is the default of the cases from public reports (A_log = log U(1, 16),
-    dt_bias normal: fast decay); "random" the benchmarks' (A_log, dt_bias uniform in [0, 1)); "slow"
-    has a log-decay near -0.001; "trained" are activations of a trained model, layers side
+    dt_bias normal: fast decay); "random" the benchmarks' (A_log, dt_bias uniform in [0, 1));
+    "slow" has a log-decay near -0.001; "trained" are activations of a trained model, layers side
     by side as heads, tiled to size.
     """
     HV = HV or H
@@ -450,9 +450,9 @@ def beyond_rounding(got, want):
 
 
 def largest(got, want):
-    """Largest error of one element, beyond its rounding to bf16, in units of RMS(reference)."""
+    """Largest error of one element, beyond its rounding to bf16, over RMS(reference) + |element|."""
     error = beyond_rounding(got, want)
-    return float(error.max()) / max(rms(want), 1e-300) if error.any() else 0.0
+    return float((error / (rms(want) + want.abs())).max()) if error.any() else 0.0
 
 
 def assert_near(kernel, got, want, what="out", bound=None):

@@ -37,8 +37,8 @@ def test_accuracy_of_regimes(kernel, regime, T, H):
         for a, b in ((got.out, want.out), (got.final, want.final)):
             if a.numel() >= 2**17:
                 assert rms_ratio(a, b) <= kernel.bound(a.dtype)
-            # No single element may hide: 16 times the RMS bound, many deviations out.
-            assert largest(a, b) <= 16 * kernel.bound(F32), "largest error"
+            # No single element may hide: 10 times the RMS bound, many deviations out.
+            assert largest(a, b) <= 10 * kernel.bound(F32), "largest error"
 
 
 @each_kernel
