@@ -14,6 +14,8 @@ from inputs import (
     BF16,
     F32,
     KERNELS,
+    USABLE,
+    Kernel,
     assert_near,
     bits,
     check,
@@ -136,18 +138,22 @@ def test_case_39_inputs_are_not_modified(kernel):
 # ---- 37, 38: other sizes -------------------------------------------------------------------------
 
 
+HEAD_SIZES = [(64, 64), (64, 128), (128, 64), (128, 256), (256, 256), (96, 96), (16, 16), (64, 80)]
+HEAD_SIZES += [(208, 48), (1, 1), (100, 128), (128, 100), (272, 128), (128, 8)]
+
+
 @each_kernel
-@pytest.mark.parametrize(
-    "K, V", [(64, 64), (64, 128), (128, 64), (128, 256), (256, 256), (96, 96), (1, 1)]
-)
+@pytest.mark.parametrize("K, V", HEAD_SIZES)
 def test_case_37_other_head_sizes(kernel, K, V):
     """Supported and right, or an error that names the tensor; never a wrong answer."""
     call = shared(40, 2, K=K, V=V, initial=F32)
     try:
         got = run(call, kernel)
     except ERRORS as error:
-        assert any(name in str(error) for name in ("q", "k", "v", "head size")), str(error)
-        assert (K, V) != (64, 64) or kernel.isa != "portable", "64 is promised on the portable set"
+        assert re.match(r".*head size [KV] = \d+, wanted a multiple of", str(error)), error
+        # Promised: multiples of 16 up to 256, and of 32 for bf16 products.
+        unit = 32 if kernel.precision == "bf16" else 16
+        assert K % unit or V % unit or K > 256, error
         return
     assert_near(kernel, got.out, yardstick(call).out)
     assert_near(kernel, got.final, yardstick(call).final, "final_state")
@@ -277,6 +283,17 @@ def test_case_49_the_kernel_asked_for_is_the_one_that_runs(kernel, T):
     assert report["num_tokens"] == T
 
 
+@pytest.mark.parametrize("isa", ["avx512_bf16", "amx_bf16"])
+@pytest.mark.parametrize("T", [3, 70])
+def test_case_49_sets_with_bf16_products_take_the_rest_from_avx512(isa, T):
+    if isa not in USABLE:
+        pytest.skip(f"this processor has no {isa}")
+    call = shared(T, 9, cu=[0, T // 2, T], initial=F32)
+    a, b = run(call, Kernel("avx512", "fp32")), run(call, Kernel(isa, "fp32"))
+    assert same_bits(a.out, b.out) and same_bits(a.final, b.final)
+    assert flash_kda.last_report()["kernel"] == f"cpu/{isa}/prefill_fp32"
+
+
 def test_case_49_no_instruction_set_of_the_machine_is_left_out():
     """What the processor lists is built, usable and among the kernels that every test runs on."""
     cpuinfo = pathlib.Path("/proc/cpuinfo")
@@ -290,12 +307,12 @@ def test_case_49_no_instruction_set_of_the_machine_is_left_out():
     }
     needs["avx512_bf16"] = needs["avx512"] | {"avx512_bf16"}
     needs["amx_bf16"] = needs["avx512"] | {"amx_tile", "amx_bf16"}
-    built = flash_kda.info()["cpu_isa_built"]
-    expected = [isa for isa, wanted in needs.items() if wanted <= flags and isa in built]
-    assert {k.isa for k in KERNELS} == set(expected)
-    assert {"portable", "avx2", "avx512"} <= set(built)
-    products = {k.isa for k in KERNELS if k.precision == "bf16"}
-    assert products == {"avx512_bf16", "amx_bf16"} & set(expected)
+    expected = {isa for isa, wanted in needs.items() if wanted <= flags}
+    assert set(USABLE) == expected, "a compiler of 2021 or later builds all of them"
+    fp32 = {k.isa for k in KERNELS if k.precision == "fp32"}
+    bf16 = {k.isa for k in KERNELS if k.precision == "bf16"}
+    assert fp32 == {"portable", "avx2", "avx512"} & expected
+    assert bf16 == {"avx512_bf16", "amx_bf16"} & expected
 
 
 # ---- Numbers that are tested elsewhere -----------------------------------------------------------

@@ -538,6 +538,17 @@ def test_an_empty_environment_variable_is_unset():
         call("fwd", good("fwd"))
 
 
+def test_an_argument_beats_the_environment():
+    args = good("fwd")
+    with environment(CPU_ISA="sse9", PRECISION="fp8", NUM_THREADS="none"):
+        call("fwd", args | {"isa": "portable", "precision": "fp32", "num_threads": 1})
+    assert flash_kda.last_report()["kernel"] == "cpu/portable/prefill_fp32"
+    with environment(CPU_ISA="avx2", NUM_THREADS=2):
+        call("fwd", args | {"isa": "portable", "num_threads": 1})
+    assert flash_kda.last_report()["kernel"] == "cpu/portable/prefill_fp32"
+    assert flash_kda.last_report()["num_threads"] == 1
+
+
 def test_bf16_products_are_never_silently_fp32():
     with environment(CPU_ISA="portable", PRECISION="bf16"):
         message = refuse("fwd", good("fwd"), ["bf16"])

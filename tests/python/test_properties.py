@@ -5,7 +5,19 @@ Every length 1..64 against the definition is case 6 in test_cases.py.
 
 import pytest
 import torch
-from inputs import BF16, F32, assert_near, each_kernel, rms_ratio, run, same_bits, shared, yardstick
+from inputs import (
+    BF16,
+    F32,
+    assert_near,
+    each_kernel,
+    make,
+    rms_ratio,
+    run,
+    same_bits,
+    shared,
+    uniform,
+    yardstick,
+)
 
 
 def assert_same(a, b, what=""):
@@ -177,6 +189,23 @@ def test_output_dtype_only_rounds(kernel, T):
 
 
 @each_kernel
+@pytest.mark.parametrize("T", [0, 2, 16, 21])
+def test_rounding_to_bf16_is_to_nearest_even(kernel, T):
+    """A state that nothing changes (b = 0, no decay) comes out as its fp32 bits round to bf16.
+
+    Ties, carries into the exponent and overflow to infinity are among them."""
+    call = make(T, 1, lower_bound=0.0).but(beta=torch.full((1, T, 1), -300.0))
+    halves = torch.tensor([0x0000, 0x7FFF, 0x8000, 0x8001, 0xFFFF, 0x1234], dtype=torch.int32)
+    upper = torch.arange(0x0080, 0x7F80, 13, dtype=torch.int32)  # every exponent of a normal number
+    numbers = ((upper[:, None] << 16) + halves).flatten()[:8192].view(F32)
+    state = torch.cat([numbers, -numbers]).view(1, 1, 128, 128)
+    wide = run(call.but(initial_state=state), kernel, state_dtype=F32)
+    narrow = run(call.but(initial_state=state), kernel, state_dtype=BF16, finite=False)
+    assert same_bits(wide.final, state)
+    assert same_bits(narrow.final, state.to(BF16))
+
+
+@each_kernel
 @pytest.mark.parametrize("power", [-60, -20, 0, 20, 60])
 def test_values_and_state_scale_exactly(kernel, power):
     """v and the state enter linearly: times 2^n in, times 2^n out, far from the limits of fp32."""
@@ -209,6 +238,21 @@ def test_magnitudes_of_queries_and_keys(kernel, magnitude):
     """The norm takes any length of q and k; zero rows stay zero."""
     call = shared(70, 2, dtype=F32, initial=F32)
     call = call.but(q=call.q * magnitude, k=call.k * magnitude)
+    got, want = run(call, kernel, out_dtype=F32), yardstick(call)
+    assert_near(kernel, got.out, want.out)
+    assert_near(kernel, got.final, want.final, "final_state")
+
+
+@each_kernel
+@pytest.mark.parametrize("key", [0.0, 1e-20, 1e-3, 0.3, 4.0, 100.0, 1e10])
+@pytest.mark.parametrize("query", [1.0, 1e-3, 1e3])
+def test_magnitudes_without_norm(kernel, key, query):
+    """Rows that come without a norm and are not of length 1; b |k|^2 stays below 2."""
+    call = make(40, 2, dtype=F32, initial=F32, use_qk_l2norm_in_kernel=False)
+    call.options["use_beta_sigmoid_in_kernel"] = False
+    q, k = (torch.nn.functional.normalize(x, dim=-1) for x in (call.q, call.k))
+    beta = uniform(*call.beta.shape) / max(key * key, 1.0)
+    call = call.but(q=query * q, k=key * k, beta=beta)
     got, want = run(call, kernel, out_dtype=F32), yardstick(call)
     assert_near(kernel, got.out, want.out)
     assert_near(kernel, got.final, want.final, "final_state")
