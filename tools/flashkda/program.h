@@ -49,7 +49,7 @@ struct options {
     bool json, quick, quiet, all_isas;
 };
 
-/* options.c. Returns EXIT_OK, or EXIT_USAGE after a message. *help: --help was given. */
+/* command_line.c. Returns EXIT_OK, or EXIT_USAGE after a message. *help: --help was given. */
 int fkda_parse_options(int argc, char **argv, unsigned accepted, struct options *options,
                        bool *help);
 /* A finite number other than 0. */

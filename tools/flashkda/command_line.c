@@ -1,4 +1,4 @@
-/* options.c: the command line of every subcommand. */
+/* command_line.c: the command line of every subcommand. */
 #include <errno.h>
 #include <getopt.h>
 #include <math.h>
