@@ -6,6 +6,7 @@
 # Parts, in the order they run:
 #     c           the C tests with every kernel set this machine can run; a warning is an error
 #     sanitizers  the same under address, undefined-behaviour and thread sanitizers
+#     cuda        the CUDA kernels for every architecture, compiled only; where nvcc is installed
 #     fuzz        each libFuzzer target for a short while (FUZZ_SECONDS, default 20)
 #     python      the wheel, then the package's tests with PyTorch and flash-linear-attention
 #     docs        every code block of the documents
@@ -16,7 +17,7 @@ set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
-all_parts="c sanitizers fuzz python docs tree"
+all_parts="c sanitizers cuda fuzz python docs tree"
 parts=$all_parts
 case ${1:-} in
 '') ;;
@@ -34,7 +35,7 @@ case ${1:-} in
     [ -n "$parts" ] || exit 2
     ;;
 *)
-    sed -n '2,14s/^# \{0,1\}//p' "$0"
+    sed -n '2,15s/^# \{0,1\}//p' "$0"
     [ "$1" = --help ] && exit 0
     exit 2
     ;;
@@ -108,8 +109,8 @@ pytest_step() {
 # ---- What the parts need ------------------------------------------------------------------------
 
 needs="compiler cmake ninja pkg-config cjson python"
-if wants c || wants sanitizers; then needs+=" cmocka"; fi
-if wants sanitizers || wants fuzz; then needs+=" clang"; fi
+if wants c || wants sanitizers || wants cuda || wants tree; then needs+=" cmocka"; fi
+if wants sanitizers || wants fuzz || wants tree; then needs+=" clang"; fi
 if wants python || wants docs; then needs+=" python-headers"; fi
 note "Dependencies: $needs"
 # shellcheck disable=SC2086 # a list of words
@@ -139,6 +140,13 @@ if wants sanitizers; then
         # Archer tells the thread sanitizer what OpenMP's barriers order.
         OMP_TOOL_LIBRARIES=$(clang -print-resource-dir)/../../libarcher.so \
             ctest_step "C tests, tsan" tsan ctest-tsan --tests-regex '^(unit|cpu)_'
+    fi
+fi
+if wants cuda; then
+    if command -v "${CUDACXX:-nvcc}" >/dev/null; then
+        step "build with CUDA kernels" - configure_and_build cuda || true
+    else
+        note "CUDA kernels are not compiled: no nvcc on this machine"
     fi
 fi
 if wants fuzz; then

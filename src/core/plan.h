@@ -1,7 +1,8 @@
 /* plan.h: what a call is, after validation. Backends trust every field.
  *
- * validate.c checks the caller's fkda_args and fills a struct fkda_plan; backends (src/cpu, src/cuda)
- * read only the plan. The index tensors of a CUDA call are in device memory: nothing reads them here. Letters as in flash_kda.h.
+ * validate.c checks the caller's fkda_args and fills a struct fkda_plan; backends (src/cpu,
+ * src/cuda) read only the plan. The index tensors of a CUDA call are in device memory: nothing
+ * reads them here. Letters as in flash_kda.h.
  */
 #ifndef FKDA_PLAN_H
 #define FKDA_PLAN_H

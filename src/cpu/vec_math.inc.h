@@ -15,8 +15,9 @@
 
 #define LOG2E 1.44269504088896340736f
 
-/* 2^x within 1 ulp (1.2 without FMA); x below -126.5 gives 0, above 128 infinity, NaN stays NaN. The
- * polynomial has the form 1 + f P(f): its error vanishes with f, so decays near 1 are not biased. */
+/* 2^x within 1 ulp (1.2 without FMA); x below -126.5 gives 0, above 128 infinity, NaN stays NaN.
+ * The polynomial has the form 1 + f P(f): its error vanishes with f, so decays near 1 are not
+ * biased. */
 FKDA_BODY vf vm_exp2(vf x)
 {
     vf n, f = vf_split(x, &n);

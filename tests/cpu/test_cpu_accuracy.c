@@ -1,4 +1,5 @@
-/* Prefill of every kernel set against the float64 definition: gates, regimes, lengths, sizes, dtypes. */
+/* Prefill of every kernel set against the float64 definition: gates, regimes, lengths, sizes,
+ * dtypes */
 #include <math.h>
 
 #include "cpu_tests.h"
@@ -161,7 +162,8 @@ static void almost_no_decay(void **unused)
     cpu_case_close(&c);
 }
 
-/* Softplus and activated gates far below what a product of 16 decays can hold, and infinite ones. */
+/* Softplus and activated gates far below what a product of 16 decays can hold, infinite ones too.
+ */
 static void deep_gates(void **unused)
 {
     (void)unused;

@@ -1,5 +1,5 @@
-/* What must not change a single bit: threads, cuts at 16 tokens, checkpoints, strides, index dtypes,
- * repetition, dirty memory, a neighbour's NaN. Every kernel set, fp32 prefill. */
+/* What must not change a single bit: threads, cuts at 16 tokens, checkpoints, strides, index
+ * dtypes, repetition, dirty memory, a neighbour's NaN. Every kernel set, fp32 prefill. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -144,7 +144,7 @@ static void checkpoints(void **unused)
     }
 }
 
-/* The same numbers with rows further apart, at an address that is only a multiple of the element. */
+/* The same numbers with rows further apart, at an address that is only a multiple of an element. */
 static void spread(struct cpu_case *c, fkda_tensor *tensor)
 {
     size_t bytes = fkda_dtype_bytes((fkda_dtype)tensor->dtype);
@@ -208,7 +208,7 @@ static void int32_offsets(void **unused)
     }
 }
 
-/* 50 runs on two threads; the workspace is dirty, at an odd address, and never read before written. */
+/* 50 runs on two threads; the workspace is dirty, at an odd address, not read before written. */
 static void repeats_with_dirty_workspace(void **unused)
 {
     (void)unused;
