@@ -10,8 +10,8 @@ from cli_case import INPUT, ROOT, SLICE, USAGE, Case, D, main
 
 class Bench(Case):
     FIELDS = """commit date cpu driver compiler kind case regime impl kernel isa precision threads
-        samples median_ms p10_ms p90_ms min_ms floor_ms bytes flops fma_peak_gflops copy_gb_per_s
-        share_of_fma_peak share_of_copy error_out error_state""".split()
+        samples median_ms p10_ms p90_ms min_ms cpu_ms floor_ms bytes flops fma_peak_gflops
+        copy_gb_per_s share_of_fma_peak share_of_copy error_out error_state""".split()
 
     def records(self, *arguments):
         stdout, stderr = self.call("bench", "--quick", "--json", "--threads", "1", *arguments)

@@ -34,6 +34,8 @@ struct bench_result {
     fkda_report report;
     int64_t samples;
     double min_ms, p10_ms, median_ms, p90_ms;
+    double
+        cpu_ms; /* median processor time of a call, all threads: what a busy machine leaves of it */
     double flops, bytes;           /* of a call: useful operations, memory that must move */
     double error_out, error_state; /* RMS ratio to float64, of head 0 of sequence 0 */
 };

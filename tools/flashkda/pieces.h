@@ -22,8 +22,8 @@ fkda_status fkda_call_in_pieces(fkda_call_function *call, const fkda_args *args,
                                 const struct piece_options *options, char *reason,
                                 size_t reason_bytes);
 
-/* A call on the first tokens of the first sequence, so that the threads run and the kernel's code is
- * in memory when something is timed. The outputs of args stay as they are. */
+/* A call on the first tokens of the first sequence, so that the threads run and the kernel's code
+ * is in memory when something is timed. The outputs of args stay as they are. */
 void fkda_warm_up(const fkda_args *args);
 
 /* Key head h of args and its value heads, as views: H becomes 1. */
