@@ -220,8 +220,8 @@ static struct fkda_prepare_args prepare_args_of(const struct fkda_plan *plan)
         .allow_neg_eigval = plan->allow_neg_eigval,
         .g_is_f32 = plan->g.dtype == FKDA_F32,
         .beta_is_f32 = plan->beta.dtype == FKDA_F32,
-        .wide_loads = rows_aligned(&plan->q, 4) && rows_aligned(&plan->k, 4) &&
-                      (plan->g.dtype == FKDA_F32 || rows_aligned(&plan->g, 4)),
+        .aligned_rows = rows_aligned(&plan->q, 16) && rows_aligned(&plan->k, 16) &&
+                        (plan->g.dtype == FKDA_F32 || rows_aligned(&plan->g, 16)),
     };
 }
 
@@ -259,6 +259,7 @@ fkda_status fkda_cuda_plan_forward(const struct fkda_plan *plan, struct fkda_cud
     if (status != FKDA_OK)
         return status;
     work->prepare = prepare_args_of(plan);
+    work->prepare.tiles = work->tiles;
     work->recurrence = recurrence_args_of(plan);
     return FKDA_OK;
 }

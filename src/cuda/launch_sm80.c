@@ -13,7 +13,7 @@ void fkda_recurrence_4_sm80(struct fkda_recurrence_args args);
 void fkda_recurrence_8_sm80(struct fkda_recurrence_args args);
 
 /* As in the kernels. */
-enum { PREPARE_THREADS = 128, STAGES = 4, VALUE_BYTES = 512 };
+enum { PREPARE_WARPS = 2, STAGES = 4, VALUE_BYTES = 512 };
 
 static const void *prepare_kernel(int gate)
 {
@@ -88,7 +88,9 @@ cudaError_t fkda_cuda_launch_sm80(const struct fkda_prepare_args *prepare,
     if (r.sequences.N == 0)
         return cudaSuccess; /* no sequence: nothing is written, and cu_seqlens[1] is not there */
     if (tiles > 0) {
-        const dim3 grid = {(unsigned)(tiles * p.HV), 1, 1}, block = {PREPARE_THREADS, 1, 1};
+        const int64_t images = tiles * p.HV;
+        const dim3 grid = {(unsigned)((images + PREPARE_WARPS - 1) / PREPARE_WARPS), 1, 1};
+        const dim3 block = {32 * PREPARE_WARPS, 1, 1};
         cudaError_t error =
             cudaLaunchKernel(prepare_kernel(p.gate), grid, block, prepare_params, 0, stream);
         if (error != cudaSuccess)

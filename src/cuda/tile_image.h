@@ -7,7 +7,7 @@
  *
  *     W  -T b Kd  8 steps of 16 channels: [step][lane]{ n0.b0, n0.b1, n1.b0, n1.b1 }    fp16 4096
  *     Q   Qd      the same order                                                        fp16 4096
- *     K   Kr      8 pairs of 8 channels: [pair][lane]{ c0.b0, c0.b1, c1.b0, c1.b1 }     fp16 4096
+ *     K   Kr      16 groups of 8 channels: [group][token block][8 tokens][8 channels]  fp16   4096 B
  *     L   Kr - K  the same order: what fp16 left of Kr                                  fp16 4096
  *     T   T b     [lane]{ n0.b0, n0.b1, n1.b0, n1.b1 }                                  fp16  512
  *     P           the same order                                                        fp16  512
@@ -73,12 +73,13 @@ struct fkda_prepare_args {
     const float *dt_bias;       /* [HV, 128] or NULL */
     int64_t A_log_stride, dt_bias_stride_h;
     struct fkda_cuda_sequences sequences;
-    char *images;           /* [tiles][HV] IMAGE_BYTES each */
+    char *images; /* [tiles][HV] IMAGE_BYTES each */
+    int64_t tiles;
     float lower_bound_log2; /* lower_bound * log2(e) */
     int32_t HV, heads_per_key;
     int32_t gate; /* enum fkda_gate */
     int32_t qk_l2norm, beta_sigmoid, allow_neg_eigval;
-    int32_t g_is_f32, beta_is_f32, wide_loads; /* q, k and a bf16 g: rows 4-byte aligned */
+    int32_t g_is_f32, beta_is_f32, aligned_rows; /* q, k and a bf16 g: rows 16-byte aligned */
 };
 
 struct fkda_recurrence_args {

@@ -192,13 +192,13 @@ static void test_alignment_chooses_the_path(void **state)
     (void)state;
     fkda_args args = device_call(2, 40);
     struct fkda_cuda_work work = accept(&args);
-    assert_true(work.prepare.wide_loads && work.recurrence.aligned_v && work.recurrence.wide_out);
+    assert_true(work.prepare.aligned_rows && work.recurrence.aligned_v && work.recurrence.wide_out);
     args.k.data = at(0x20000000002);
-    assert_false(accept(&args).prepare.wide_loads);
+    assert_false(accept(&args).prepare.aligned_rows);
     args = device_call(2, 40);
     args.q.stride[1] = 257;
     args.q.stride[0] = 40 * 257;
-    assert_false(accept(&args).prepare.wide_loads);
+    assert_false(accept(&args).prepare.aligned_rows);
     args = device_call(2, 40);
     args.v.data = at(0x30000000008);
     assert_false(accept(&args).recurrence.aligned_v);

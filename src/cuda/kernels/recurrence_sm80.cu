@@ -12,19 +12,10 @@
  */
 #include "cuda/ptx/async_copy.cuh"
 #include "cuda/ptx/mma.cuh"
+#include "cuda/tile/bf16.cuh"
 #include "cuda/tile_map.cuh"
 
 enum { STAGES = 4, STEPS = TILE_K / 16, GROUPS = TILE_K / 8, F_STEP = 4, VALUE_BYTES = 512 };
-
-static __device__ __forceinline__ float bf16_low(uint32_t pair)
-{
-    return __uint_as_float(pair << 16);
-}
-
-static __device__ __forceinline__ float bf16_high(uint32_t pair)
-{
-    return __uint_as_float(pair & 0xffff0000u);
-}
 
 /* 2^e for -126 <= e <= 127 */
 static __device__ __forceinline__ float exp2_int(int e)
@@ -231,8 +222,9 @@ static __device__ __forceinline__ void walk_tile(struct walker *w, const char *i
     const float *decay = (const float *)(image + IMAGE_D) + 2 * (lane % 4);
 #pragma unroll
     for (int pair = 0; pair < GROUPS / 2; pair++) {
-        const uint4 kf = *(const uint4 *)(image + IMAGE_K + 512 * pair + 16 * lane);
-        const uint4 lf = *(const uint4 *)(image + IMAGE_L + 512 * pair + 16 * lane);
+        uint32_t kr[4], rest[4]; /* [channel group][token block] */
+        ldmatrix_x4_trans(kr, image + IMAGE_K + 512 * pair + 16 * lane);
+        ldmatrix_x4_trans(rest, image + IMAGE_L + 512 * pair + 16 * lane);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float *s = w->s[2 * pair + half];
@@ -241,8 +233,8 @@ static __device__ __forceinline__ void walk_tile(struct walker *w, const char *i
             s[1] *= d.y;
             s[2] *= d.x;
             s[3] *= d.y;
-            mma_m16n8k16_f16(s, uf, half ? kf.z : kf.x, half ? kf.w : kf.y);
-            mma_m16n8k16_f16(s, uf, half ? lf.z : lf.x, half ? lf.w : lf.y);
+            mma_m16n8k16_f16(s, uf, kr[2 * half], kr[2 * half + 1]);
+            mma_m16n8k16_f16(s, uf, rest[2 * half], rest[2 * half + 1]);
         }
     }
 }

@@ -20,7 +20,17 @@ static __device__ __forceinline__ void mma_m16n8k16_f16(float d[4], const uint32
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* D += A B, tf32 operands (fp32 registers, already rounded), fp32 accumulators.
+/* The same with bf16 operands. */
+static __device__ __forceinline__ void mma_m16n8k16_bf16(float d[4], const uint32_t a[4],
+                                                         uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* D += A B, tf32 operands (fp32 registers, whose low 13 bits are dropped), fp32 accumulators.
  *     A  a0 (g, t)   a1 (g+8, t)   a2 (g, t+4)   a3 (g+8, t+4)
  *     B  b0 (k t, n g)   b1 (k t+4, n g) */
 static __device__ __forceinline__ void mma_m16n8k8_tf32(float d[4], const uint32_t a[4],
@@ -41,8 +51,18 @@ static __device__ __forceinline__ uint32_t movmatrix_trans(uint32_t a)
     return d;
 }
 
-/* Four 8 x 8 tiles of 16-bit values from shared memory, each transposed; lane l gives the address
- * of row l % 8 of tile l / 8. */
+/* Four 8 x 8 tiles of 16-bit values from shared memory; lane l gives the address of row l % 8 of
+ * tile l / 8. Lane (g, t) receives (row g, columns 2t..2t+1) of each. */
+static __device__ __forceinline__ void ldmatrix_x4(uint32_t d[4], const void *shared)
+{
+    const uint32_t address = (uint32_t)__cvta_generic_to_shared(shared);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+/* The same, each tile transposed: (rows 2t..2t+1, column g). */
 static __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t d[4], const void *shared)
 {
     const uint32_t address = (uint32_t)__cvta_generic_to_shared(shared);
@@ -50,13 +70,6 @@ static __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t d[4], const vo
                  : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
                  : "r"(address)
                  : "memory");
-}
-
-static __device__ __forceinline__ uint32_t cvt_rna_tf32(float x)
-{
-    uint32_t d;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(d) : "f"(x));
-    return d;
 }
 
 /* Two fp32 to packed fp16, `low` in the lower half, round to nearest even. */
