@@ -6,7 +6,7 @@
 # Parts, in the order they run:
 #     c           the C tests with every kernel set this machine can run; a warning is an error
 #     sanitizers  the same under address, undefined-behaviour and thread sanitizers
-#     cuda        the CUDA kernels for every architecture, compiled only; where nvcc is installed
+#     cuda        the CUDA kernels compiled for every architecture, where nvcc is installed
 #     fuzz        each libFuzzer target for a short while (FUZZ_SECONDS, default 20)
 #     python      the wheel, then the package's tests with PyTorch and flash-linear-attention
 #     docs        every code block of the documents
@@ -44,6 +44,8 @@ esac
 # The caller's settings must not change what is tested.
 unset FLASH_KDA_CPU_ISA FLASH_KDA_PRECISION FLASH_KDA_NUM_THREADS
 unset CFLAGS LDFLAGS OMP_NUM_THREADS PYTHONPATH
+# Outside of the cuda part kernels that nothing here can run would only take time to compile.
+nvidia-smi -L >/dev/null 2>&1 || export FLASH_KDA_CUDA=OFF
 export OMP_WAIT_POLICY=passive # tests run side by side: a thread that waits must not spin
 venv=$root/build/venv
 python=$venv/bin/python
@@ -144,7 +146,9 @@ if wants sanitizers; then
 fi
 if wants cuda; then
     if command -v "${CUDACXX:-nvcc}" >/dev/null; then
-        step "build with CUDA kernels" - configure_and_build cuda || true
+        if step "build with CUDA kernels" - configure_and_build cuda; then
+            ctest_step "C tests of the CUDA build" cuda ctest-cuda --tests-regex cuda
+        fi
     else
         note "CUDA kernels are not compiled: no nvcc on this machine"
     fi
