@@ -416,6 +416,7 @@ int fkda_read_array(struct fkda_array_call *call, PyObject *object, const char *
     struct fkda_array_reader *reader = call->reader;
     memset(result, 0, sizeof *result);
     const struct fkda_array_type type = *find_type(reader, object); /* Python code may evict it */
+    result->torch = type.torch;
     if (type.dispatches)
         return 1;
     if (type.torch && refuse_gradient(call, object, name) != 0)

@@ -45,6 +45,7 @@ struct fkda_array {
     const struct fkda_dl_table *table; /* asked for the current stream; NULL: it has none */
     size_t bytes;                      /* of a row-major tensor of this shape */
     bool row_major;
+    bool torch;
     PyObject *owner; /* owned; keeps the memory alive; NULL: the caller's reference does */
 };
 

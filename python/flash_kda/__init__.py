@@ -93,7 +93,7 @@ def fwd(
         cu_seqlens: ? [N + 1] int32 or int64 with B = 1: sequence n has the tokens cu_seqlens[n] up
             to cu_seqlens[n + 1]. None: N = B sequences of T tokens.
         workspace: ? contiguous memory of get_workspace_size(...) bytes or more, any dtype,
-            overwritten; None: the library allocates for the time of the call.
+            overwritten; None: allocated for the time of the call.
         checkpoint_state: ? [M, HV, V, K], written: states after prefixes of sequences, bit for bit
             the final_state of that prefix run alone.
         checkpoint_offsets: [M] int32 or int64, prefix lengths in tokens, multiples of 16, ascending
@@ -314,7 +314,7 @@ def reference(
 
 
 def get_workspace_size(T_total, H, N=1):
-    """Bytes that fwd wants as its workspace on the CPU with today's settings.
+    """Bytes that are enough for fwd's workspace, on the CPU with today's settings or on CUDA.
 
     Args:
         T_total: tokens of all sequences together (B * T).

@@ -15,6 +15,17 @@ from flash_kda import _C
 
 is_compiling = torch.compiler.is_compiling
 
+
+def current_stream(tensor, device):
+    """For the extension, where torch has no exchange table: the stream that kernels go to."""
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+def empty_bytes(tensor, count):
+    """Likewise: memory for the time of a call."""
+    return torch.empty(count, dtype=torch.uint8, device=tensor.device)
+
+
 _FLAGS = """
     bool use_qk_l2norm_in_kernel=True, bool use_gate_in_kernel=True,
     bool use_beta_sigmoid_in_kernel=True, bool allow_neg_eigval=False, str? isa=None"""

@@ -1,0 +1,413 @@
+/* bound_call.c: from the arguments of a Python call to an fkda_args.
+ *
+ * Each call is a table of parameters; binding walks it, so that a new parameter is a new line. What
+ * the library checks is not checked here: types, devices and what needs Python's view only.
+ */
+#include "bound_call.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- Parameters of the three calls ----------------------------------------------------------- */
+
+enum kind {
+    TENSOR,   /* wanted */
+    OPTIONAL, /* None: absent */
+    OUTPUT,   /* wanted, written */
+    OPTIONAL_OUTPUT,
+    WORKSPACE, /* None or bytes of any dtype */
+    SCALE,
+    LOWER_BOUND, /* None: the softplus gate */
+    FLAG,        /* a bool that sets `value` in fkda_args.flags */
+    GATE,        /* a bool; False: g is activated already */
+    ISA,         /* None or a name */
+    PRECISION,
+    THREADS
+};
+
+struct fkda_parameter {
+    const char *name;
+    enum kind kind;
+    size_t value; /* offset of the tensor in fkda_args, or the flag */
+};
+
+#define AT(field) offsetof(fkda_args, field)
+
+static const struct fkda_parameter forward_parameters[] = {
+    {"q", TENSOR, AT(q)},
+    {"k", TENSOR, AT(k)},
+    {"v", TENSOR, AT(v)},
+    {"g", TENSOR, AT(g)},
+    {"beta", TENSOR, AT(beta)},
+    {"scale", SCALE, 0},
+    {"out", OUTPUT, AT(out)},
+    {"A_log", OPTIONAL, AT(A_log)},
+    {"dt_bias", OPTIONAL, AT(dt_bias)},
+    {"lower_bound", LOWER_BOUND, 0},
+    {"initial_state", OPTIONAL, AT(initial_state)},
+    {"final_state", OPTIONAL_OUTPUT, AT(final_state)},
+    {"cu_seqlens", OPTIONAL, AT(cu_seqlens)},
+    {"workspace", WORKSPACE, 0},
+    {"checkpoint_state", OPTIONAL_OUTPUT, AT(checkpoint_state)},
+    {"checkpoint_offsets", OPTIONAL, AT(checkpoint_offsets)},
+    {"checkpoint_indptr", OPTIONAL, AT(checkpoint_indptr)},
+    {"state_indices", OPTIONAL, AT(state_indices)},
+    {"use_qk_l2norm_in_kernel", FLAG, FKDA_QK_L2NORM},
+    {"use_gate_in_kernel", GATE, 0},
+    {"use_beta_sigmoid_in_kernel", FLAG, FKDA_BETA_SIGMOID},
+    {"allow_neg_eigval", FLAG, FKDA_ALLOW_NEG_EIGVAL},
+    {"isa", ISA, 0},
+    {"precision", PRECISION, 0},
+    {"num_threads", THREADS, 0},
+};
+
+static const struct fkda_parameter decode_parameters[] = {
+    {"q", TENSOR, AT(q)},
+    {"k", TENSOR, AT(k)},
+    {"v", TENSOR, AT(v)},
+    {"g", TENSOR, AT(g)},
+    {"beta", TENSOR, AT(beta)},
+    {"scale", SCALE, 0},
+    {"out", OUTPUT, AT(out)},
+    {"A_log", OPTIONAL, AT(A_log)},
+    {"dt_bias", OPTIONAL, AT(dt_bias)},
+    {"lower_bound", LOWER_BOUND, 0},
+    {"state", OUTPUT, AT(final_state)},
+    {"state_indices", OPTIONAL, AT(state_indices)},
+    {"num_accepted_tokens", OPTIONAL, AT(num_accepted_tokens)},
+    {"cu_seqlens", OPTIONAL, AT(cu_seqlens)},
+    {"use_qk_l2norm_in_kernel", FLAG, FKDA_QK_L2NORM},
+    {"use_gate_in_kernel", GATE, 0},
+    {"use_beta_sigmoid_in_kernel", FLAG, FKDA_BETA_SIGMOID},
+    {"allow_neg_eigval", FLAG, FKDA_ALLOW_NEG_EIGVAL},
+    {"isa", ISA, 0},
+    {"num_threads", THREADS, 0},
+};
+
+_Static_assert(sizeof forward_parameters / sizeof forward_parameters[0] == FKDA_MAX_PARAMETERS,
+               "owners of a bound call");
+
+const struct fkda_entry_point fkda_entry_fwd = {"fwd", fkda_forward, forward_parameters,
+                                                sizeof forward_parameters /
+                                                    sizeof(struct fkda_parameter)};
+const struct fkda_entry_point fkda_entry_reference = {
+    "reference", fkda_reference, forward_parameters,
+    sizeof forward_parameters / sizeof(struct fkda_parameter)};
+const struct fkda_entry_point fkda_entry_decode = {"decode", fkda_decode, decode_parameters,
+                                                   sizeof decode_parameters /
+                                                       sizeof(struct fkda_parameter)};
+
+static bool is_host(struct fkda_dl_device device)
+{
+    return device.type == FKDA_DL_CPU || device.type == FKDA_DL_CUDA_HOST ||
+           device.type == FKDA_DL_ROCM_HOST;
+}
+
+struct device_text {
+    char text[32];
+};
+
+static struct device_text name_device(struct fkda_dl_device device)
+{
+    struct device_text name;
+    if (is_host(device))
+        snprintf(name.text, sizeof name.text, "cpu");
+    else
+        snprintf(name.text, sizeof name.text, device.type == FKDA_DL_CUDA ? "cuda:%d" : "device %d",
+                 (int)device.index);
+    return name;
+}
+
+/* A function of flash_kda.torch_operator, for a PyTorch that has no exchange table. */
+static PyObject *ask_torch(const char *function, PyObject *tensor, unsigned long long number)
+{
+    PyObject *module = PyImport_ImportModule("flash_kda.torch_operator");
+    PyObject *result = module ? PyObject_CallMethod(module, function, "OK", tensor, number) : NULL;
+    Py_XDECREF(module);
+    return result;
+}
+
+/* Kernels are queued on the current stream of the framework that q comes from; without a table and
+ * without torch, on the default stream. */
+static int bind_stream(struct fkda_bound_call *call, PyObject *object,
+                       const struct fkda_array *array)
+{
+    call->table = array->table;
+    call->first_object = object;
+    call->first_is_torch = array->torch;
+    if (array->table)
+        return array->table->current_stream(FKDA_DL_CUDA, call->args.device_index,
+                                            &call->args.stream);
+    if (!array->torch)
+        return 0;
+    PyObject *stream =
+        ask_torch("current_stream", object, (unsigned long long)call->args.device_index);
+    if (stream)
+        call->args.stream = PyLong_AsVoidPtr(stream);
+    Py_XDECREF(stream);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* Every tensor lives where the first one does. */
+static int bind_device(struct fkda_bound_call *call, const char *name, PyObject *object,
+                       const struct fkda_array *array)
+{
+    struct fkda_dl_device device = array->device;
+    if (is_host(device))
+        device = (struct fkda_dl_device){FKDA_DL_CPU, 0};
+    else if (device.type == FKDA_DL_CUDA_MANAGED)
+        device.type = FKDA_DL_CUDA;
+    if (call->first_name) {
+        if (device.type == call->device.type && device.index == call->device.index)
+            return 0;
+        PyErr_Format(PyExc_ValueError, "%s: on %s, wanted %s (the device of %s)", name,
+                     name_device(device).text, name_device(call->device).text, call->first_name);
+        return -1;
+    }
+    call->first_name = name;
+    call->device = device;
+    if (device.type == FKDA_DL_CPU)
+        return 0;
+    if (device.type != FKDA_DL_CUDA) {
+        PyErr_Format(PyExc_RuntimeError,
+                     "%s: on a device of DLPack type %d, wanted the CPU or a CUDA device", name,
+                     (int)device.type);
+        return -1;
+    }
+    call->args.device = FKDA_CUDA;
+    call->args.device_index = device.index;
+    return bind_stream(call, object, array);
+}
+
+static int bind_tensor(struct fkda_bound_call *call, const struct fkda_parameter *parameter,
+                       PyObject *object)
+{
+    enum fkda_array_use use = FKDA_ARRAY_READ;
+    if (parameter->kind == WORKSPACE)
+        use = FKDA_ARRAY_BYTES;
+    else if (parameter->kind == OUTPUT || parameter->kind == OPTIONAL_OUTPUT)
+        use = FKDA_ARRAY_WRITTEN;
+    struct fkda_array array;
+    int result = fkda_read_array(&call->arrays, object, parameter->name, use, &array);
+    if (array.owner)
+        call->owners[call->num_owners++] = array.owner;
+    if (result != 0)
+        return result;
+    if (bind_device(call, parameter->name, object, &array) != 0)
+        return -1;
+    if (use != FKDA_ARRAY_BYTES) {
+        memcpy((char *)&call->args + parameter->value, &array.tensor, sizeof array.tensor);
+        return 0;
+    }
+    if (!array.row_major) {
+        PyErr_Format(PyExc_ValueError, "%s: strided, wanted contiguous memory", parameter->name);
+        return -1;
+    }
+    /* NULL would mean "none given"; an empty one is one that is too small. */
+    static char empty;
+    call->args.workspace = array.tensor.data ? array.tensor.data : &empty;
+    call->args.workspace_bytes = array.bytes;
+    return 0;
+}
+
+static void set_allocation_error(void *context, const char *kind, const char *message)
+{
+    (void)context;
+    PyErr_Format(PyExc_MemoryError, "workspace: %s: %s", kind, message);
+}
+
+/* On CUDA the library never allocates, so a workspace that the caller left out comes from the
+ * framework's own allocator, which reuses it in the order of the stream: capturable in a graph. */
+static int allocate_workspace(struct fkda_bound_call *call)
+{
+    char reason[FKDA_REASON_BYTES];
+    size_t bytes = 0;
+    if (call->args.device != FKDA_CUDA || call->args.workspace ||
+        fkda_workspace_bytes(&call->args, &bytes, reason, sizeof reason) != FKDA_OK || bytes == 0)
+        return 0; /* what is wrong, if anything, the call itself will say */
+    if (call->table) {
+        int64_t shape = (int64_t)bytes, stride = 1;
+        struct fkda_dl_tensor wanted = {.device = call->device,
+                                        .ndim = 1,
+                                        .dtype = {FKDA_DL_UINT, 8, 1},
+                                        .shape = &shape,
+                                        .strides = &stride};
+        if (call->table->allocate(&wanted, &call->memory, NULL, set_allocation_error) != 0)
+            return -1;
+        call->args.workspace = (char *)call->memory->tensor.data + call->memory->tensor.byte_offset;
+        call->args.workspace_bytes = bytes;
+        return 0;
+    }
+    if (!call->first_is_torch) {
+        PyErr_Format(PyExc_ValueError,
+                     "workspace: None, wanted an array of %zu bytes (nothing here can allocate for "
+                     "%R)",
+                     bytes, (PyObject *)Py_TYPE(call->first_object));
+        return -1;
+    }
+    static const struct fkda_parameter parameter = {"workspace", WORKSPACE, 0};
+    PyObject *tensor = ask_torch("empty_bytes", call->first_object, bytes);
+    if (!tensor)
+        return -1;
+    call->workspace_owner = tensor;
+    return bind_tensor(call, &parameter, tensor);
+}
+
+static int fail_type(const char *name, const char *wanted, PyObject *object)
+{
+    PyErr_Format(PyExc_TypeError, "%s: %R, wanted %s", name, object, wanted);
+    return -1;
+}
+
+/* A number, but no bool: fwd(..., lower_bound=True) is a mistake. */
+static int bind_number(const char *name, const char *wanted, PyObject *object, double *value)
+{
+    if (PyBool_Check(object) || PyUnicode_Check(object))
+        return fail_type(name, wanted, object);
+    *value = PyFloat_AsDouble(object);
+    if (*value == -1.0 && PyErr_Occurred()) {
+        PyErr_Clear();
+        return fail_type(name, wanted, object);
+    }
+    return 0;
+}
+
+static int bind_flag(struct fkda_bound_call *call, const struct fkda_parameter *parameter,
+                     PyObject *object)
+{
+    if (!PyBool_Check(object))
+        return fail_type(parameter->name, "True or False", object);
+    if (parameter->kind == GATE)
+        call->gate_in_kernel = object == Py_True;
+    else if (object == Py_True)
+        call->args.flags |= (uint32_t)parameter->value;
+    else
+        call->args.flags &= ~(uint32_t)parameter->value;
+    return 0;
+}
+
+static int bind_isa(struct fkda_bound_call *call, const char *name, PyObject *object)
+{
+    const char *text = PyUnicode_Check(object) ? PyUnicode_AsUTF8AndSize(object, NULL) : NULL;
+    for (int isa = FKDA_ISA_AUTO; text && isa < FKDA_ISA_COUNT; isa++)
+        if (strcmp(text, fkda_isa_name((fkda_isa)isa)) == 0) {
+            call->args.isa = isa;
+            return 0;
+        }
+    PyErr_Clear();
+    PyErr_Format(PyUnicode_Check(object) ? PyExc_ValueError : PyExc_TypeError,
+                 "%s: %R, wanted None or one of 'auto', 'portable', 'avx2', 'avx512', "
+                 "'avx512_bf16', 'amx_bf16'",
+                 name, object);
+    return -1;
+}
+
+static int bind_precision(struct fkda_bound_call *call, const char *name, PyObject *object)
+{
+    bool text = PyUnicode_Check(object);
+    if (text && PyUnicode_CompareWithASCIIString(object, "fp32") == 0)
+        call->args.precision = FKDA_PRECISION_FP32;
+    else if (text && PyUnicode_CompareWithASCIIString(object, "bf16") == 0)
+        call->args.precision = FKDA_PRECISION_BF16;
+    else {
+        PyErr_Format(text ? PyExc_ValueError : PyExc_TypeError,
+                     "%s: %R, wanted None, 'fp32' or 'bf16'", name, object);
+        return -1;
+    }
+    return 0;
+}
+
+static int bind_threads(struct fkda_bound_call *call, const char *name, PyObject *object)
+{
+    if (PyBool_Check(object) || !PyIndex_Check(object))
+        return fail_type(name, "None or an int of at least 1", object);
+    long value = PyLong_AsLong(object);
+    if (value == -1 && PyErr_Occurred())
+        PyErr_Clear(); /* too large for a long: reported like any other wrong value */
+    if (value < 1 || value > INT32_MAX) {
+        PyErr_Format(PyExc_ValueError, "%s: %R, wanted None or an int from 1 to %d", name, object,
+                     INT32_MAX);
+        return -1;
+    }
+    call->args.num_threads = (int32_t)value;
+    return 0;
+}
+
+/* Returns 0, -1 with an exception set, or 1: only the dispatcher understands this tensor. */
+static int bind_argument(struct fkda_bound_call *call, const struct fkda_parameter *parameter,
+                         PyObject *object)
+{
+    bool none = object == Py_None;
+    switch (parameter->kind) {
+    case TENSOR:
+    case OUTPUT:
+        return bind_tensor(call, parameter, object);
+    case OPTIONAL:
+    case OPTIONAL_OUTPUT:
+    case WORKSPACE:
+        return none ? 0 : bind_tensor(call, parameter, object);
+    case SCALE:
+        return bind_number(parameter->name, "a number", object, &call->args.scale);
+    case LOWER_BOUND:
+        call->lower_bound = object; /* means something only with the gate: bind_gate */
+        return 0;
+    case FLAG:
+    case GATE:
+        return bind_flag(call, parameter, object);
+    case ISA:
+        return none ? 0 : bind_isa(call, parameter->name, object);
+    case PRECISION:
+        return none ? 0 : bind_precision(call, parameter->name, object);
+    case THREADS:
+        return none ? 0 : bind_threads(call, parameter->name, object);
+    }
+    return 0;
+}
+
+static int bind_gate(struct fkda_bound_call *call)
+{
+    fkda_args *args = &call->args;
+    if (!call->gate_in_kernel) {
+        args->gate = FKDA_GATE_ACTIVATED;
+        return 0;
+    }
+    if (call->lower_bound == Py_None) {
+        args->gate = FKDA_GATE_SOFTPLUS;
+        return 0;
+    }
+    args->gate = FKDA_GATE_BOUNDED;
+    return bind_number("lower_bound", "a number from -5 to 0, or None for the softplus gate",
+                       call->lower_bound, &args->lower_bound);
+}
+
+int fkda_bind_call(struct fkda_bound_call *call, const struct fkda_entry_point *entry,
+                   struct fkda_array_reader *reader, PyObject *const *objects, Py_ssize_t count)
+{
+    memset(call, 0, sizeof *call);
+    if (count != entry->num_parameters) {
+        PyErr_Format(PyExc_TypeError, "_C.%s takes %zd arguments, got %zd", entry->name,
+                     entry->num_parameters, count);
+        return -1;
+    }
+    fkda_args_init(&call->args);
+    call->args.report = &call->report;
+    call->arrays = (struct fkda_array_call){.reader = reader, .grad_enabled = -1};
+    for (Py_ssize_t i = 0; i < count; i++) {
+        int result = bind_argument(call, &entry->parameters[i], objects[i]);
+        if (result != 0)
+            return result;
+    }
+    if (bind_gate(call) != 0)
+        return -1;
+    return entry == &fkda_entry_fwd ? allocate_workspace(call) : 0;
+}
+
+void fkda_release_call(struct fkda_bound_call *call)
+{
+    while (call->num_owners > 0)
+        Py_DECREF(call->owners[--call->num_owners]);
+    Py_CLEAR(call->workspace_owner);
+    if (call->memory && call->memory->release)
+        call->memory->release(call->memory);
+    call->memory = NULL;
+}
