@@ -35,7 +35,7 @@ const char fkda_help_bench[] =
     "cpu ms is processor time: where it is far below the median of one thread, something else was\n"
     "running, and the shares say little.\n"
     "\n"
-    "Decode keeps 1 GB of states (256 MB with --quick), so that they come from memory.\n";
+    "Decode keeps 1 GB of states (128 MB with --quick), so that they come from memory.\n";
 
 #if defined(__clang__) || !defined(__GNUC__)
 #define COMPILER __VERSION__ /* says its name */
@@ -384,7 +384,7 @@ static int run_bench(struct bench_run *run)
     int code = list_cases(run);
     if (code)
         return code;
-    run->budget = run->options->quick ? (struct bench_budget){0.15, 5, (size_t)256 << 20}
+    run->budget = run->options->quick ? (struct bench_budget){0.15, 5, (size_t)128 << 20}
                                       : (struct bench_budget){1.0, 15, (size_t)1 << 30};
     fkda_start_progress(&run->progress, run->options->quiet, run->num_cases);
     measure_ceilings(run);
