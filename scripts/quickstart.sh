@@ -31,6 +31,9 @@ step() {
     fi
 }
 
+# Without a GPU, CUDA kernels would only take time to compile.
+nvidia-smi -L >/dev/null 2>&1 || export FLASH_KDA_CUDA=${FLASH_KDA_CUDA:-OFF}
+
 build() {
     cmake --preset release && cmake --build --preset release
 }
