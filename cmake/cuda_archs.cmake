@@ -2,11 +2,11 @@
 #
 #     FLASH_KDA_CUDA_ARCHS = auto    the GPU that is visible, or all where none is
 #                            all     every one below that the compiler knows, and PTX for later ones
-#                            90a     or a list: 80;90a or 80,90a. Also 9.0a, sm_90a, and 80+ptx for
-#                                    machine code of one and PTX that the driver compiles for later ones
+#                            90a     or a list: 80;90a or 80,90a. Also 9.0a, sm_90a, and 80+ptx:
+#                                    machine code, and PTX that the driver compiles for later ones
 #
-# fkda_resolve_cuda_archs(WANTED NVCC_VERSION DETECTED names flags): sets `names` to a list and `flags`
-# to nvcc's options. DETECTED: compute capabilities of the visible GPUs, "9.0;8.6"; may be empty.
+# fkda_resolve_cuda_archs(WANTED NVCC_VERSION DETECTED names flags): sets `names` to a list and
+# `flags` to nvcc's options. DETECTED: compute capabilities of visible GPUs, "9.0;8.6"; may be empty.
 set(fkda_all_cuda_archs 80 86 89 90a 100a 103a 120a 121a)
 
 # The first nvcc that compiles for each; older ones skip it in `all`.
@@ -59,8 +59,8 @@ function(fkda_resolve_cuda_archs wanted nvcc_version detected names_out flags_ou
   endif()
   list(REMOVE_DUPLICATES names)
   if(NOT names)
-    message(FATAL_ERROR "FLASH_KDA_CUDA_ARCHS: '${wanted}', wanted auto, all or a list of names such "
-                        "as 80;90a;100a")
+    message(FATAL_ERROR "FLASH_KDA_CUDA_ARCHS: '${wanted}', wanted auto, all or a list of names "
+                        "such as 80;90a;100a")
   endif()
 
   set(flags)

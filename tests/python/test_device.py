@@ -1,0 +1,201 @@
+"""CUDA tensors on a machine without a GPU: how they are bound, and that the refusal is polite.
+
+The tensors here only claim to be on a device: a CPU tensor's DLPack capsule with another device
+written into it, offered by a class that says it is CuPy's, or nobody's.
+"""
+
+import ctypes
+import sys
+import types
+
+import pytest
+import torch
+
+import flash_kda
+
+HAVE_CUDA = bool(flash_kda.info()["cuda_archs"])
+pytestmark = pytest.mark.skipif(
+    flash_kda.info()["num_cuda_devices"] > 0, reason="there is a GPU, and these pointers are none"
+)
+
+CUDA = 2
+
+
+class DLTensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_index", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+    ]
+
+
+def write_device(capsule, index):
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    address = pointer(capsule, b"dltensor")
+    tensor = ctypes.cast(address, ctypes.POINTER(DLTensor)).contents
+    tensor.device_type, tensor.device_index = CUDA, index
+
+
+class OnDevice:
+    """A tensor that claims to be on CUDA device `index`."""
+
+    def __init__(self, tensor, index=0):
+        self.tensor, self.index = tensor, index
+
+    def __dlpack_device__(self):
+        return (CUDA, self.index)
+
+    def __dlpack__(self, *, stream=None):
+        assert stream == -1, "the producer must not synchronise"
+        capsule = self.tensor.__dlpack__()
+        write_device(capsule, self.index)
+        return capsule
+
+
+def as_library(name):
+    return type("ndarray", (OnDevice,), {"__module__": name})
+
+
+def call(kind=OnDevice, index=0, **changes):
+    x = torch.zeros(1, 20, 2, 128, dtype=torch.bfloat16)
+    out = torch.full_like(x, float("nan"))
+    tensors = {"q": x, "k": x, "v": x, "g": x, "beta": x[..., 0].contiguous(), "out": out} | changes
+    q, k, v, g, beta, out = (
+        t if isinstance(t, OnDevice) else kind(t, index) if isinstance(t, torch.Tensor) else t
+        for t in (tensors[name] for name in ("q", "k", "v", "g", "beta", "out"))
+    )
+    return (q, k, v, g, beta, 0.1, out, None, None, -5.0)
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    """Stands for cupy.cuda: notes which device was current at each call."""
+    seen, memory = [], ctypes.create_string_buffer(1 << 20)
+
+    class Device:
+        def __init__(self, index):
+            self.index = index
+
+        def __enter__(self):
+            seen.append(("enter", self.index))
+            return self
+
+        def __exit__(self, *error):
+            seen.append(("exit", self.index))
+
+    def alloc(size):
+        seen.append(("alloc", size))
+        if size > len(memory):
+            raise MemoryError("out of device memory")
+        return types.SimpleNamespace(ptr=ctypes.addressof(memory))
+
+    def get_current_stream():
+        seen.append("stream")
+        return types.SimpleNamespace(ptr=1234)
+
+    module = types.ModuleType("cupy.cuda")
+    module.Device, module.alloc, module.get_current_stream = Device, alloc, get_current_stream
+    monkeypatch.setitem(sys.modules, "cupy", types.ModuleType("cupy"))
+    monkeypatch.setitem(sys.modules, "cupy.cuda", module)
+    return seen
+
+
+def expected_refusal():
+    if HAVE_CUDA:
+        return pytest.raises(RuntimeError, match="device: cuda, ")
+    return pytest.raises(NotImplementedError, match="device: cuda, this build has no CUDA kernels")
+
+
+def test_a_library_whose_stream_is_unknown_is_refused():
+    with pytest.raises(NotImplementedError, match="q: a <class .*OnDevice'> on CUDA.*torch or cupy"):
+        flash_kda.fwd(*call())
+
+
+def test_stream_and_workspace_come_from_cupy(cupy):
+    with expected_refusal():
+        flash_kda.fwd(*call(as_library("cupy"), 3))
+    assert cupy[:3] == [("enter", 3), "stream", ("exit", 3)]
+    if HAVE_CUDA:
+        size = 2 * 2 * 17920 + 127  # two tiles, two heads
+        assert cupy[3:] == [("enter", 3), ("alloc", size), ("exit", 3)]
+    else:
+        assert not cupy[3:]
+
+
+def test_the_device_is_left_when_the_allocation_fails(cupy):
+    big = torch.zeros(1, 2000, 2, 128, dtype=torch.bfloat16)
+    parts = dict.fromkeys(("q", "k", "v", "g"), big) | {"out": torch.zeros_like(big)}
+    arguments = call(as_library("cupy"), beta=big[..., 0].contiguous(), **parts)
+    with pytest.raises(MemoryError if HAVE_CUDA else NotImplementedError):
+        flash_kda.fwd(*arguments)
+    assert cupy[-1] == ("exit", 0)
+
+
+def test_a_workspace_of_ones_own_is_used(cupy):
+    mine = as_library("cupy")(torch.zeros(1 << 18, dtype=torch.uint8))
+    with expected_refusal():
+        flash_kda.fwd(*call(as_library("cupy")), workspace=mine)
+    assert not [entry for entry in cupy if entry[0] == "alloc"]
+    if HAVE_CUDA:
+        small = as_library("cupy")(torch.zeros(100, dtype=torch.uint8))
+        with pytest.raises(ValueError, match="workspace_bytes: 100, wanted at least 71807"):
+            flash_kda.fwd(*call(as_library("cupy")), workspace=small)
+
+
+@pytest.mark.parametrize("where", ["cpu", "cuda:1"])
+def test_all_tensors_on_one_device(cupy, where):
+    kind = as_library("cupy")
+    v = torch.zeros(1, 20, 2, 128, dtype=torch.bfloat16)
+    if where == "cpu":
+        arguments = list(call(kind))
+        arguments[2] = v
+    else:
+        arguments = call(kind, v=kind(v, 1))
+    with pytest.raises(ValueError, match=rf"v: on {where}, wanted cuda:0 \(the device of q\)"):
+        flash_kda.fwd(*arguments)
+
+
+def test_dtypes_are_refused_by_name(cupy):
+    with pytest.raises(NotImplementedError, match="k: dtype float32, wanted bfloat16 on CUDA"):
+        flash_kda.fwd(*call(as_library("cupy"), k=torch.zeros(1, 20, 2, 128)))
+
+
+@pytest.mark.parametrize("name", ["decode", "reference"])
+def test_calls_without_cuda_kernels_say_so(cupy, name):
+    x = torch.zeros(1, 4, 2, 128, dtype=torch.bfloat16)
+    parts = dict.fromkeys(("q", "k", "v", "g"), x) | {"out": torch.zeros_like(x)}
+    arguments = call(as_library("cupy"), beta=x[..., 0].contiguous(), **parts)
+    state = as_library("cupy")(torch.zeros(1, 2, 128, 128))
+    if name == "decode":
+        arguments = (*arguments, state)
+    with pytest.raises(NotImplementedError, match=f"device: cuda, fkda_{name} has no CUDA kernels"):
+        getattr(flash_kda, name)(*arguments)
+
+
+def test_the_cpu_goes_on_working(cupy):
+    with expected_refusal():
+        flash_kda.fwd(*call(as_library("cupy")))
+    x = torch.zeros(1, 20, 2, 128, dtype=torch.bfloat16)
+    out = torch.full_like(x, float("nan"))
+    flash_kda.fwd(x, x, x, x, x[..., 0].contiguous(), 0.1, out, None, None, -5.0)
+    assert (out == 0).all()
+
+
+def test_workspace_size_covers_cuda():
+    if not HAVE_CUDA:
+        pytest.skip("this build has no CUDA kernels")
+    for T, N in ((8192, 1), (100, 7), (0, 3), (17, 1)):
+        tiles = T // 16 + N if T and N else 0
+        assert flash_kda.get_workspace_size(T, 4, N) >= tiles * 4 * 17920
+
+
+def test_info_says_why_there_is_no_device():
+    found = flash_kda.info()
+    assert found["device"] == "cpu" and found["num_cuda_devices"] == 0
+    assert found["cuda_status"] in (
+        "this build has no CUDA kernels",
+        "no NVIDIA driver on this machine",
+        "the driver finds no device",
+    ) or found["cuda_status"].startswith("the driver is for CUDA")
