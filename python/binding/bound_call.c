@@ -118,17 +118,19 @@ static struct device_text name_device(struct fkda_dl_device device)
     return name;
 }
 
-/* A function of flash_kda.torch_operator, for a PyTorch that has no exchange table. */
-static PyObject *ask_torch(const char *function, PyObject *tensor, unsigned long long number)
+/* Where there is no exchange table: what the library of the first tensor answers in Python. */
+static PyObject *ask_library(const struct fkda_bound_call *call, const char *function,
+                             unsigned long long number)
 {
-    PyObject *module = PyImport_ImportModule("flash_kda.torch_operator");
-    PyObject *result = module ? PyObject_CallMethod(module, function, "OK", tensor, number) : NULL;
+    PyObject *module = PyImport_ImportModule(call->first_is_torch ? "flash_kda.torch_operator"
+                                                                  : "flash_kda._cupy");
+    PyObject *result =
+        module ? PyObject_CallMethod(module, function, "OK", call->first_object, number) : NULL;
     Py_XDECREF(module);
     return result;
 }
 
-/* Kernels are queued on the current stream of the framework that q comes from; without a table and
- * without torch, on the default stream. */
+/* Kernels are queued on the current stream of the framework that q comes from. */
 static int bind_stream(struct fkda_bound_call *call, PyObject *object,
                        const struct fkda_array *array)
 {
@@ -138,10 +140,8 @@ static int bind_stream(struct fkda_bound_call *call, PyObject *object,
     if (array->table)
         return array->table->current_stream(FKDA_DL_CUDA, call->args.device_index,
                                             &call->args.stream);
-    if (!array->torch)
-        return 0;
     PyObject *stream =
-        ask_torch("current_stream", object, (unsigned long long)call->args.device_index);
+        ask_library(call, "current_stream", (unsigned long long)call->args.device_index);
     if (stream)
         call->args.stream = PyLong_AsVoidPtr(stream);
     Py_XDECREF(stream);
@@ -238,15 +238,8 @@ static int allocate_workspace(struct fkda_bound_call *call)
         call->args.workspace_bytes = bytes;
         return 0;
     }
-    if (!call->first_is_torch) {
-        PyErr_Format(PyExc_ValueError,
-                     "workspace: None, wanted an array of %zu bytes (nothing here can allocate for "
-                     "%R)",
-                     bytes, (PyObject *)Py_TYPE(call->first_object));
-        return -1;
-    }
     static const struct fkda_parameter parameter = {"workspace", WORKSPACE, 0};
-    PyObject *tensor = ask_torch("empty_bytes", call->first_object, bytes);
+    PyObject *tensor = ask_library(call, "empty_bytes", bytes);
     if (!tensor)
         return -1;
     call->workspace_owner = tensor;

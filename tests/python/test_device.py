@@ -71,8 +71,8 @@ def call(kind=OnDevice, index=0, **changes):
 
 @pytest.fixture
 def cupy(monkeypatch):
-    """Stands for cupy.cuda: notes which device was current at each call."""
-    seen, memory = [], ctypes.create_string_buffer(1 << 20)
+    """Stands for cupy: notes which device was current at each call."""
+    seen = []
 
     class Device:
         def __init__(self, index):
@@ -85,20 +85,21 @@ def cupy(monkeypatch):
         def __exit__(self, *error):
             seen.append(("exit", self.index))
 
-    def alloc(size):
-        seen.append(("alloc", size))
-        if size > len(memory):
+    def empty(count, dtype):
+        index = seen[-1][1]
+        seen.append(("empty", count))
+        if count > 1 << 20:
             raise MemoryError("out of device memory")
-        return types.SimpleNamespace(ptr=ctypes.addressof(memory))
+        return as_library("cupy")(torch.empty(count, dtype=getattr(torch, dtype)), index)
 
     def get_current_stream():
         seen.append("stream")
         return types.SimpleNamespace(ptr=1234)
 
-    module = types.ModuleType("cupy.cuda")
-    module.Device, module.alloc, module.get_current_stream = Device, alloc, get_current_stream
-    monkeypatch.setitem(sys.modules, "cupy", types.ModuleType("cupy"))
-    monkeypatch.setitem(sys.modules, "cupy.cuda", module)
+    module = types.ModuleType("cupy")
+    module.cuda = types.SimpleNamespace(Device=Device, get_current_stream=get_current_stream)
+    module.empty = empty
+    monkeypatch.setitem(sys.modules, "cupy", module)
     return seen
 
 
@@ -109,7 +110,7 @@ def expected_refusal():
 
 
 def test_a_library_whose_stream_is_unknown_is_refused():
-    with pytest.raises(NotImplementedError, match="q: a <class .*OnDevice'> on CUDA.*torch or cupy"):
+    with pytest.raises(NotImplementedError, match="a <class .*OnDevice'> on CUDA.*torch or cupy"):
         flash_kda.fwd(*call())
 
 
@@ -119,7 +120,7 @@ def test_stream_and_workspace_come_from_cupy(cupy):
     assert cupy[:3] == [("enter", 3), "stream", ("exit", 3)]
     if HAVE_CUDA:
         size = 2 * 2 * 17920 + 127  # two tiles, two heads
-        assert cupy[3:] == [("enter", 3), ("alloc", size), ("exit", 3)]
+        assert cupy[3:] == [("enter", 3), ("empty", size), ("exit", 3)]
     else:
         assert not cupy[3:]
 
@@ -137,7 +138,7 @@ def test_a_workspace_of_ones_own_is_used(cupy):
     mine = as_library("cupy")(torch.zeros(1 << 18, dtype=torch.uint8))
     with expected_refusal():
         flash_kda.fwd(*call(as_library("cupy")), workspace=mine)
-    assert not [entry for entry in cupy if entry[0] == "alloc"]
+    assert not [entry for entry in cupy if entry[0] == "empty"]
     if HAVE_CUDA:
         small = as_library("cupy")(torch.zeros(100, dtype=torch.uint8))
         with pytest.raises(ValueError, match="workspace_bytes: 100, wanted at least 71807"):
