@@ -85,11 +85,10 @@ class Terminal:
                 (packages / entry.name).symlink_to(entry)
         site = next((home / "venv" / "lib").glob("python*/site-packages"))
         (site / "outer.pth").write_text(f"{packages}\n")
-        self.env = {k: v for k, v in os.environ.items() if not k.startswith("FLASH_KDA_")}
-        self.env |= {
+        self.env = dict(os.environ) | {
             "HOME": str(home),
             "VIRTUAL_ENV": str(home / "venv"),
-            "PATH": f"{home / 'venv' / 'bin'}{os.pathsep}{self.env['PATH']}",
+            "PATH": f"{home / 'venv' / 'bin'}{os.pathsep}{os.environ['PATH']}",
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         }
         self.folder = self.tree
