@@ -5,9 +5,6 @@
  */
 #include <stdlib.h>
 #include <string.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 #include "bench.h"
 #include "program.h"

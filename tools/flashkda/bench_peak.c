@@ -3,9 +3,6 @@
  * function attribute; which of them may run is asked of the library.
  */
 #include <string.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 #include "bench.h"
 #include "program.h"
@@ -15,6 +12,9 @@
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#if (defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11)
+#define HAVE_X86_BF16 1 /* the compiler knows vdpbf16ps and tiles */
+#endif
 #endif
 
 #define CHAINS      16 /* independent accumulators: latency 4 x 2 units, twice over */
@@ -83,6 +83,9 @@ __attribute__((target("avx512f"))) static void loop_avx512(int64_t rounds)
         __asm__ volatile("" : : "v"(sums[j]));
 }
 
+#endif
+
+#ifdef HAVE_X86_BF16
 __attribute__((target("avx512f,avx512bf16"))) static void loop_avx512_bf16(int64_t rounds)
 {
     __m512 sums[CHAINS], values = _mm512_set1_ps(1);
@@ -144,6 +147,7 @@ static bool request_tiles(void)
 static double time_loop(loop_function *loop, int64_t rounds, int threads)
 {
     double first = 0, last = 0;
+    (void)threads; /* without OpenMP */
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp barrier
@@ -163,6 +167,9 @@ static double time_loop(loop_function *loop, int64_t rounds, int threads)
  * else the machine does only makes it slower. */
 static double measure(loop_function *loop, double flops_per_round, int threads)
 {
+#ifndef _OPENMP
+    threads = 1;
+#endif
     int64_t rounds = 1000;
     double seconds, best = 0;
     while ((seconds = time_loop(loop, rounds, 1)) < SECONDS / 4)
@@ -204,7 +211,7 @@ double fkda_measure_fma(fkda_isa isa, int threads)
 
 double fkda_measure_bf16(fkda_isa isa, int threads)
 {
-#ifdef HAVE_X86
+#ifdef HAVE_X86_BF16
     if (isa == FKDA_ISA_AVX512_BF16 && is_usable(isa))
         return measure(loop_avx512_bf16, CHAINS * 32 * 2, threads);
     if (isa == FKDA_ISA_AMX_BF16 && is_usable(isa) && request_tiles())
