@@ -53,13 +53,21 @@ class Files(Case):
 
     def test_state_larger_than_any_machine(self):
         """A file of a few hundred bytes without tokens may still ask for a state of petabytes."""
-        for exponent, run_code, check_code in ((40, OUTPUT, LIBRARY), (50, INPUT, INPUT)):
+        for exponent, code in ((40, OUTPUT), (50, INPUT)):
             heads = {"q": 1, "k": 1, "v": 2**exponent, "g": 2**exponent}
             tensors = {name: ("BF16", [1, 0, heads[name], D], b"") for name in heads}
             tensors["beta"] = ("BF16", [1, 0, 2**exponent], b"")
             write_file(self.input, tensors, DEFAULT_METADATA)
-            self.refuse_run(run_code, str(self.folder))
-            self.refuse(check_code, "state", "check", self.input)
+            self.refuse_run(code, str(self.folder))
+            # The address sanitizer refuses such a size in its own way, and says so on stderr too.
+            done = subprocess.run(
+                [self.program, "check", self.input],
+                capture_output=True,
+                env={**os.environ, "ASAN_OPTIONS": "allocator_may_return_null=1"},
+                timeout=60,
+            )
+            self.assertEqual(done.returncode, LIBRARY if code == OUTPUT else INPUT)
+            self.assertIn(b"state", done.stderr.splitlines()[-1])
 
     def test_output_is_input(self):
         write_file(self.input, make_layer(), DEFAULT_METADATA)
