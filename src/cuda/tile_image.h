@@ -7,7 +7,7 @@
  *
  *     W  -T b Kd  8 steps of 16 channels: [step][lane]{ n0.b0, n0.b1, n1.b0, n1.b1 }    fp16 4096
  *     Q   Qd      the same order                                                        fp16 4096
- *     K   Kr      16 groups of 8 channels: [group][token block][8 tokens][8 channels]  fp16   4096 B
+ *     K   Kr      16 groups of 8 channels: [group][token block][8 tokens][8 channels]   fp16 4096
  *     L   Kr - K  the same order: what fp16 left of Kr                                  fp16 4096
  *     T   T b     [lane]{ n0.b0, n0.b1, n1.b0, n1.b1 }                                  fp16  512
  *     P           the same order                                                        fp16  512

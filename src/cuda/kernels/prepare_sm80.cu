@@ -1,18 +1,22 @@
-/* prepare_sm80.cu: raw q, k, g, beta of one 16-token tile and value head -> its image (tile_image.h).
+/* prepare_sm80.cu: raw q, k, g, beta of one 16-token tile and value head -> its image
+ * (tile_image.h).
  *
- *     G = cumulative gate, log2, from the tile's start        Kd = k^ 2^G   Qd = q^ 2^G   Kr = k^ 2^(G_C - G)
- *     A[t,s] = b_t sum_d k_t k_s 2^(G_t - G_s), s < t          P[t,s] = sum_d q_t k_s 2^(G_t - G_s), s <= t
+ *     G = cumulative gate, log2, from the tile's start
+ *     Kd = k^ 2^G   Qd = q^ 2^G   Kr = k^ 2^(G_C - G)
+ *     A[t,s] = b_t sum_d k_t k_s 2^(G_t - G_s), s < t
+ *     P[t,s] = sum_d q_t k_s 2^(G_t - G_s), s <= t
  *     T = (I + A)^-1 by forward substitution                   W = -T b Kd
  *
- * One warp makes one image, and its registers hold the tile the way mma accumulators lie: lane (g, t)
- * owns tokens g and g + 8 of channels 8 j + 2t, + 1. That one layout is at once the left operand
- * (tokens as rows), the right operand (tokens as columns) and the result of every product here, so the
- * factors never pass through shared memory. The cumulative sum is a product too, with a triangle of ones.
+ * One warp makes one image, and its registers hold the tile the way mma accumulators lie: lane (g,
+ * t) owns tokens g and g + 8 of channels 8 j + 2t, + 1. That one layout is at once the left operand
+ * (tokens as rows), the right operand (tokens as columns) and the result of every product here, so
+ * the factors never pass through shared memory. The cumulative sum is a product too, with a
+ * triangle of ones.
  *
- * Bounded gates (|G| <= 116): A and P from k 2^G and k 2^-G in tf32. Other gates: exact for any depth by
- * halving; the pairs that straddle the middle of a block of 2, 4, 8 or 16 tokens take their decay from
- * there, so that no factor exceeds the largest true decay.
- * Launched by launch_sm80.c; trusts every size in its arguments.
+ * Bounded gates (|G| <= 116): A and P from k 2^G and k 2^-G in tf32. Other gates: exact for any
+ * depth by halving; the pairs that straddle the middle of a block of 2, 4, 8 or 16 tokens take
+ * their decay from there, so that no factor exceeds the largest true decay. Launched by
+ * launch_sm80.c; trusts every size in its arguments.
  */
 #include "cuda/tile/prepare_steps.cuh"
 
@@ -72,7 +76,8 @@ static __device__ __forceinline__ float2 load_bias(const float *bias, int step)
     return bias ? make_float2(bias[16 * step], bias[16 * step + 8]) : make_float2(0.0f, 0.0f);
 }
 
-/* Walks the channels, 16 a step: everything but T, W and what depends on them. Kd replaces raw k. */
+/* Walks the channels, 16 a step: everything but T, W and what depends on them. Kd replaces raw k.
+ * */
 static __device__ __forceinline__ void walk_channels(struct tile *x,
                                                      const struct fkda_prepare_args *a,
                                                      struct shared *s, int gate, const float *g_f32,
@@ -220,7 +225,8 @@ static __device__ __forceinline__ void prepare(const struct fkda_prepare_args *a
     finish(&x, s, lane, image);
 }
 
-/* `blocks` per multiprocessor bounds the registers: 112 a thread, or 168 for the halving's live values. */
+/* `blocks` per multiprocessor bounds the registers: 112 a thread, or 168 for the halving's live
+ * values. */
 #define DEFINE_PREPARE(name, gate, blocks)                                             \
     extern "C" __global__ void __launch_bounds__(32 * WARPS, blocks)                   \
         fkda_prepare_##name##_sm80(const __grid_constant__ struct fkda_prepare_args a) \

@@ -1,9 +1,10 @@
-/* prepare_steps.cuh: the steps from raw q, k, g, beta of a 16-token tile to its operands, on registers.
+/* prepare_steps.cuh: the steps from raw q, k, g, beta of a 16-token tile to its operands, on
+ * registers.
  *
- * Lane (g, t) = (lane / 4, lane % 4) of a warp owns tokens g and g + 8 of channels 8 j + 2t, + 1: the
- * way mma accumulators lie. That one layout is at once the left operand (tokens as rows), the right
- * operand (tokens as columns) and the result of every product here, so that factors never pass through
- * shared memory. The cumulative sum is a product too, with a triangle of ones.
+ * Lane (g, t) = (lane / 4, lane % 4) of a warp owns tokens g and g + 8 of channels 8 j + 2t, + 1:
+ * the way mma accumulators lie. That one layout is at once the left operand (tokens as rows), the
+ * right operand (tokens as columns) and the result of every product here, so that factors never
+ * pass through shared memory. The cumulative sum is a product too, with a triangle of ones.
  */
 #ifndef FKDA_TILE_PREPARE_STEPS_CUH
 #define FKDA_TILE_PREPARE_STEPS_CUH
@@ -17,8 +18,9 @@
 
 #include <cuda_fp16.h>
 
-#define LOG2E      1.4426950408889634f
-#define GATE_UNIT  64.0f /* gates are summed in units of 2^-6: their second fp16 term stays normal */
+#define LOG2E 1.4426950408889634f
+/* Gates are summed in units of 2^-6: their second fp16 term stays normal. */
+#define GATE_UNIT  64.0f
 #define GATE_LIMIT 160.0f /* 2^-160 is zero in fp32: a deeper token changes nothing */
 /* The tensor core drops the low bits of tf32 operands: 0.72 2^-11 too small each on average. */
 #define TF32_UNBIAS 1.000704f
@@ -42,7 +44,8 @@ static __device__ __forceinline__ float load_beta(const struct fkda_prepare_args
     return a->allow_neg_eigval ? 2.0f * b : b;
 }
 
-/* Gate of a head as it is used here: y = scale f(slope raw + offset), in gate units; offset = slope bias. */
+/* Gate of a head as it is used here: y = scale f(slope raw + offset), in gate units; offset = slope
+ * bias. */
 struct head_gate {
     float slope, scale;
 };
@@ -90,8 +93,8 @@ static __device__ __forceinline__ void split_f16x2(float x, float y, uint32_t *h
     *low = cvt_rn_f16x2(x - back.x, y - back.y);
 }
 
-/* G of 8 channels: raw gates come as a right operand (rows are tokens: b0 2t, 2t + 1; b1 2t + 8, 2t + 9;
- * column g is channel 8 j + g), G leaves in the common layout. */
+/* G of 8 channels: raw gates come as a right operand (rows are tokens: b0 2t, 2t + 1; b1 2t + 8, 2t
+ * + 9; column g is channel 8 j + g), G leaves in the common layout. */
 static __device__ __forceinline__ void cumulate(float G[4], int gate, struct head_gate c,
                                                 float offset, const float raw[4],
                                                 const uint32_t ones[4], int t, int count)
@@ -143,7 +146,8 @@ static __device__ __forceinline__ void multiply_tf32(float d[2][4], const float 
     mma_m16n8k8_tf32(d[1], a, __float_as_uint(right[2]), __float_as_uint(right[3]));
 }
 
-/* G at the last token before the middle of the block of 2 size tokens that holds this lane's tokens. */
+/* G at the last token before the middle of the block of 2 size tokens that holds this lane's
+ * tokens. */
 static __device__ __forceinline__ void middle_of_block(float out[4], const float G[4], int size,
                                                        int lane)
 {

@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""The record of GPU test runs, and whether it speaks of the kernels as they are now.
+
+    python3 tests/gpu/gpu_record.py        says so in one line; exits with 0 either way
+
+Machines that check every commit have no GPU. A run on one appends a line to records.jsonl with a
+hash of the kernels' sources, and this says whether they have changed since.
+"""
+
+import datetime
+import hashlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+RECORDS = HERE / "records.jsonl"
+
+
+def hash_kernels():
+    """Of everything that decides what runs on the GPU: names and contents below src/cuda."""
+    digest = hashlib.sha256()
+    for path in sorted((ROOT / "src" / "cuda").rglob("*")):
+        if path.suffix in {".cu", ".cuh", ".c", ".h"}:
+            digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0")
+            digest.update(path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _output(*command):
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def commit():
+    """FLASH_KDA_COMMIT where the tree was copied without its history."""
+    told = os.environ.get("FLASH_KDA_COMMIT")
+    if told:
+        return told
+    changed = _output("git", "status", "--porcelain", "--untracked-files=no")
+    return _output("git", "rev-parse", "HEAD") + ("-dirty" if changed else "") or "unknown"
+
+
+def driver():
+    text = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return text.splitlines()[0] if text else "unknown"
+
+
+def append(gpu, passed, failed, skipped, seconds, command, versions):
+    """One line for one run. `skipped` is {reason: number of tests}."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+    line = {
+        "commit": commit(),
+        "date": now.strftime("%Y-%m-%d"),
+        "gpu": gpu,
+        "driver": driver(),
+        "kernels": hash_kernels(),
+        "passed": passed,
+        "failed": failed,
+        "skipped": skipped,
+        "seconds": round(seconds, 1),
+        "command": command,
+        **versions,
+    }
+    path = pathlib.Path(os.environ.get("FLASH_KDA_GPU_RECORDS") or RECORDS)
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    return line
+
+
+def read():
+    if not RECORDS.exists():
+        return []
+    return [json.loads(line) for line in RECORDS.read_text().splitlines() if line.strip()]
+
+
+def state():
+    """(is the newest record of these kernels and without a failure?, the sentence that says so)"""
+    records = read()
+    if not records:
+        return False, "GPU tests: no run is recorded"
+    last = records[-1]
+    skipped = sum(last["skipped"].values())
+    done = (
+        f"{last['passed']} passed, {last['failed']} failed, {skipped} skipped "
+        f"on {last['gpu']} at commit {last['commit'][:12]} ({last['date']})"
+    )
+    if last["kernels"] != hash_kernels():
+        return False, f"GPU tests: {done}; the kernels have changed since"
+    return last["failed"] == 0, f"GPU tests: {done}; the kernels are the same"
+
+
+if __name__ == "__main__":
+    print(state()[1])
+    sys.exit(0)
