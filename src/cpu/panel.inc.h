@@ -84,6 +84,7 @@ struct products {
 FKDA_BODY void update_block(float *panel, const float *coef, int vecs, const struct four *u0,
                             const struct four *u1)
 {
+#pragma GCC unroll 4
     for (int64_t d = 0; d < COEF_BLOCK; d++, coef++, panel += vecs * VF_LANES) {
         vf s0 = update_row(coef, panel, u0), s1 = s0;
         if (vecs == 2)
@@ -97,6 +98,7 @@ FKDA_BODY void update_block(float *panel, const float *coef, int vecs, const str
 FKDA_BODY void multiply_block(const float *panel, const float *coef, int vecs, struct products *p0,
                               struct products *p1)
 {
+#pragma GCC unroll 4
     for (int64_t d = 0; d < COEF_BLOCK; d++, coef++, panel += vecs * VF_LANES) {
         vf s0 = vf_load(panel), s1 = vecs == 2 ? vf_load(panel + VF_LANES) : s0;
         multiply_row(coef + ROW_KD * COEF_BLOCK, s0, &p0->k);
