@@ -119,6 +119,7 @@ static void prefetch_token(const struct prefill *run, struct upcoming *next, str
     prefetch_row(run, &plan->k, next->t, next->key_head, COEF_BLOCK, &io->ahead[1]);
     prefetch_row(run, &plan->g, next->t, next->head, COEF_BLOCK, &io->ahead[2]);
     prefetch_row(run, &plan->v, next->t, next->head, run->v_per_block, &io->ahead[3]);
+    prefetch_row(run, &plan->out, next->t, next->head, run->v_per_block, &io->ahead[4]);
     next->t++;
 }
 

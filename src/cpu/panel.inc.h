@@ -17,7 +17,7 @@
 
 enum {
     PANEL_WIDTH = PANEL_VECS * VF_LANES,
-    AHEAD = 4 /* tensors of which rows are fetched ahead: q, k, g, v */
+    AHEAD = 5 /* rows fetched ahead: q, k, g, v to be read, out to be written */
 };
 
 /* A row that will be read soon; a pass fetches `step` bytes of it per block of channels. A dozen or
@@ -191,8 +191,9 @@ FKDA_BODY void pass_body(float *panel, const float *slot, int64_t K, bool update
         u1 = load_four(u, vecs - 1);
     }
     for (int64_t block = 0; block < K / COEF_BLOCK; block++) {
-        for (int i = 0; i < AHEAD; i++)
+        for (int i = 0; i < AHEAD - 1; i++)
             __builtin_prefetch(io->ahead[i].row + block * io->ahead[i].step, 0, 2);
+        __builtin_prefetch(io->ahead[AHEAD - 1].row + block * io->ahead[AHEAD - 1].step, 1, 3);
         if (update)
             update_block(panel, slot, vecs, &u0, &u1);
         multiply_block(panel, slot, vecs, &p0, &p1);
