@@ -26,7 +26,8 @@ enum {
     TRIANGLE = 16, /* six A_ts, then ten P_ts */
     CHUNK = FKDA_CHUNK_TOKENS,
     CHUNK_GROUPS = CHUNK / GROUP,
-    MAX_K = 256
+    MAX_K = 256,
+    VECS_EACH = VF_LANES == 16 ? EACH / GROUP : 1 /* as many chains as the registers hold */
 };
 
 #define TRIANGLE_A(t, s) ((t) * ((t)-1) / 2 + (s))
@@ -123,10 +124,10 @@ static void norm_factors(const struct fkda_plan *plan, const struct fkda_view *v
 static void prepare_beta(const struct fkda_plan *plan, const struct fkda_sequence *seq,
                          int64_t head, int64_t t0, int64_t count, float *b)
 {
+    const char *row = fkda_row(&plan->beta, seq, t0, head, 0);
+    int64_t step = plan->beta.stride_t * (int64_t)fkda_element_bytes(plan->beta.dtype);
     for (int64_t t = 0; t < CHUNK; t++)
-        b[t] = t < count ? fkda_load_element(fkda_row(&plan->beta, seq, t0 + t, head, 0),
-                                             plan->beta.dtype, 0)
-                         : 0.0f;
+        b[t] = t < count ? fkda_load_element(row + t * step, plan->beta.dtype, 0) : 0.0f;
     vf doubled = vf_set1(plan->allow_neg_eigval ? 2.0f : 1.0f);
     for (int64_t t = 0; t < CHUNK; t += VF_LANES) {
         vf x = vf_loadu(b + t);
@@ -138,18 +139,41 @@ static void prepare_beta(const struct fkda_plan *plan, const struct fkda_sequenc
 
 /* ---- One group ------------------------------------------------------------------------------- */
 
-/* decay [GROUP][K] <- a_t. Four chains at a time hide each other's latency; nothing else is in this
- * loop, so that several rounds of it are in flight. */
+/* decay [GROUP][K] <- a_t for `vecs` vectors of channels from d on. */
+FKDA_BODY void decay_channels(const struct group_rows *rows, const struct gate_constants *gate,
+                              fkda_gate kind, bool is_bf16, int64_t K, int64_t d, int vecs,
+                              float *decay)
+{
+    vf x[EACH];
+    const int count = vecs * GROUP;
+    FKDA_EACH(i, count)
+    x[i] = load_channels(rows->g[i % GROUP], is_bf16, d + i / GROUP * VF_LANES);
+    if (kind == FKDA_GATE_BOUNDED) {
+        FKDA_EACH(i, count)
+        x[i] = vf_add(x[i], vf_loadu(gate->bias + d + i / GROUP * VF_LANES));
+        FKDA_EACH(i, count)
+        x[i] = vf_mul(x[i], vf_set1(gate->inner));
+        vm_sigmoid_exp2_each(x, count);
+        FKDA_EACH(i, count)
+        x[i] = vf_mul(x[i], vf_set1(gate->outer * rows->live[i % GROUP]));
+    } else {
+        FKDA_EACH(i, count)
+        x[i] = gate_log2(gate, kind, x[i], d + i / GROUP * VF_LANES, rows->live[i % GROUP]);
+    }
+    vm_exp2_each(x, count);
+    FKDA_EACH(i, count)
+    vf_store(decay + i % GROUP * K + d + i / GROUP * VF_LANES, x[i]);
+}
+
 FKDA_BODY void group_decays(const struct group_rows *rows, const struct gate_constants *gate,
                             fkda_gate kind, bool is_bf16, int64_t K, float *decay)
 {
-    for (int64_t d = 0; d < K; d += VF_LANES) {
-#pragma GCC unroll 4
-        for (int t = 0; t < GROUP; t++) {
-            vf g = gate_log2(gate, kind, load_channels(rows->g[t], is_bf16, d), d, rows->live[t]);
-            vf_store(decay + t * K + d, vm_exp2(g));
-        }
-    }
+    const int64_t step = VECS_EACH * VF_LANES;
+    int64_t d = 0;
+    for (; d + step <= K; d += step)
+        decay_channels(rows, gate, kind, is_bf16, K, d, VECS_EACH, decay);
+    for (; d < K; d += VF_LANES)
+        decay_channels(rows, gate, kind, is_bf16, K, d, 1, decay);
 }
 
 /* Sums over channels, one per lane: the triangle, and the squares of k and q. */
@@ -269,44 +293,49 @@ static void factors_of(const struct fkda_plan *plan, const float *squares, float
     }
 }
 
-/* Points `rows` to four tokens of a head from t on; the first `count` exist. room: for rows that
- * must be converted, where not all of q, k, g are bfloat16. */
-static void open_rows_of_group(const struct fkda_plan *plan, const struct fkda_sequence *seq,
-                               int64_t head, int64_t t, int64_t count, bool all_bf16,
-                               float room[3 * GROUP][MAX_K], struct group_rows *rows)
+/* Rows of one head in one tensor: the first token's, and how far it is to the next. */
+struct row_steps {
+    const char *first;
+    int64_t bytes;
+};
+
+static struct row_steps steps_of(const struct fkda_view *view, const struct fkda_sequence *seq,
+                                 int64_t t, int64_t head)
 {
-    int64_t key_head = head / plan->heads_per_key, K = plan->K;
-    for (int64_t i = 0; i < GROUP; i++) {
-        rows->live[i] = i < count ? 1.0f : 0.0f;
-        rows->q[i] = rows->k[i] = rows->g[i] = zero_row;
-        if (i >= count)
-            continue;
-        rows->q[i] = fkda_row(&plan->q, seq, t + i, key_head, 0);
-        rows->k[i] = fkda_row(&plan->k, seq, t + i, key_head, 0);
-        rows->g[i] = fkda_row(&plan->g, seq, t + i, head, 0);
-        if (all_bf16)
-            continue;
-        rows->q[i] = row_as_f32(&plan->q, rows->q[i], K, room[3 * i]);
-        rows->k[i] = row_as_f32(&plan->k, rows->k[i], K, room[3 * i + 1]);
-        rows->g[i] = row_as_f32(&plan->g, rows->g[i], K, room[3 * i + 2]);
-    }
+    return (struct row_steps){.first = fkda_row(view, seq, t, head, 0),
+                              .bytes = view->stride_t * (int64_t)fkda_element_bytes(view->dtype)};
 }
 
 /* Tokens t0 .. t0 + count - 1 of one head: fills every field of the chunk. */
 static void prepare_chunk(const struct fkda_plan *plan, const struct fkda_sequence *seq,
                           int64_t head, int64_t t0, int64_t count, const struct chunk *chunk)
 {
-    bool all_bf16 =
+    const int64_t key_head = head / plan->heads_per_key, K = plan->K;
+    const bool all_bf16 =
         plan->q.dtype == FKDA_BF16 && plan->k.dtype == FKDA_BF16 && plan->g.dtype == FKDA_BF16;
+    const struct row_steps q = steps_of(&plan->q, seq, t0, key_head);
+    const struct row_steps k = steps_of(&plan->k, seq, t0, key_head);
+    const struct row_steps g = steps_of(&plan->g, seq, t0, head);
     struct gate_constants gate = gate_of_head(plan, head);
     group_function group = group_for(gate.kind, all_bf16);
-    float room[3 * GROUP][MAX_K];
+    float room[3 * GROUP][MAX_K]; /* rows that must be converted, where not all are bfloat16 */
     if (count <= CHUNK - GROUP)
         memset(chunk->squares, 0, 2 * CHUNK * VF_LANES * sizeof(float));
     for (int64_t first = 0; first < count; first += GROUP) {
         struct group_rows rows;
-        open_rows_of_group(plan, seq, head, t0 + first, count - first, all_bf16, room, &rows);
-        group(&rows, &gate, plan->K, chunk->slots + first / GROUP * COEF_ROWS * plan->K,
+        for (int64_t i = 0; i < GROUP; i++) {
+            int64_t t = first + i;
+            rows.live[i] = t < count ? 1.0f : 0.0f;
+            rows.q[i] = t < count ? q.first + t * q.bytes : (const char *)zero_row;
+            rows.k[i] = t < count ? k.first + t * k.bytes : (const char *)zero_row;
+            rows.g[i] = t < count ? g.first + t * g.bytes : (const char *)zero_row;
+            if (all_bf16 || t >= count)
+                continue;
+            rows.q[i] = row_as_f32(&plan->q, rows.q[i], K, room[3 * i]);
+            rows.k[i] = row_as_f32(&plan->k, rows.k[i], K, room[3 * i + 1]);
+            rows.g[i] = row_as_f32(&plan->g, rows.g[i], K, room[3 * i + 2]);
+        }
+        group(&rows, &gate, K, chunk->slots + first / GROUP * COEF_ROWS * K,
               chunk->triangles + first / GROUP * TRIANGLE, chunk->squares + first * VF_LANES);
     }
     factors_of(plan, chunk->squares, 1.0f, chunk->k_factor);
