@@ -148,9 +148,8 @@ def test_graph_replay_with_changed_offsets(workspace, lower_bound):
     for i, (cu, slots) in enumerate(zip(tables, [[0, 1, 2], [2, 0, 1], [1, -1, 0], [0, 1, 2]])):
         fresh = moved(make(300, 3, cu=cu, initial=F32, seed=i, lower_bound=lower_bound))
         fresh.options["state_indices"] = torch.tensor(slots, device=DEVICE)
-        for name in ("q", "k", "v", "g", "beta", "initial_state", "cu_seqlens"):
-            getattr(call, name).copy_(getattr(fresh, name))
-        call.options["state_indices"].copy_(fresh.options["state_indices"])
+        for name, tensor in fresh.tensors().items():
+            call.tensors()[name].copy_(tensor)
         prepared.poison()
         graph.replay()
         expected = run(fresh)

@@ -376,7 +376,7 @@ def run(
     before = {
         name: t.clone()
         for name, t in call.tensors().items()
-        if name != "workspace" and t.data_ptr() not in shared
+        if name not in ("workspace", "checkpoint_state") and t.data_ptr() not in shared
     }
 
     with selected(kernel, threads):

@@ -267,6 +267,7 @@ static __device__ __forceinline__ void *state_image(const struct fkda_cuda_state
 struct checkpoints {
     int64_t next, last;
     int offset; /* tokens at which `next` is due; -1: none left */
+    int length; /* of the sequence */
 };
 
 static __device__ __forceinline__ void next_checkpoint(const struct fkda_recurrence_args *a,
@@ -274,7 +275,7 @@ static __device__ __forceinline__ void next_checkpoint(const struct fkda_recurre
 {
     for (c->offset = -1; c->next < c->last; c->next++) {
         const int64_t offset = load_index(&a->checkpoint_offsets, c->next);
-        if (offset >= after && offset % TILE_TOKENS == 0 && offset <= INT32_MAX) {
+        if (offset >= after && offset % TILE_TOKENS == 0 && offset <= c->length) {
             c->offset = (int)offset;
             return;
         }
@@ -282,9 +283,9 @@ static __device__ __forceinline__ void next_checkpoint(const struct fkda_recurre
 }
 
 static __device__ __forceinline__ struct checkpoints
-first_checkpoint(const struct fkda_recurrence_args *a, int64_t n)
+first_checkpoint(const struct fkda_recurrence_args *a, int64_t n, int length)
 {
-    struct checkpoints c = {0, 0, -1};
+    struct checkpoints c = {0, 0, -1, length};
     if (!a->checkpoint_state.data)
         return c;
     if (a->checkpoint_indptr.data) {
@@ -373,7 +374,7 @@ static __device__ __forceinline__ void walk(const struct fkda_recurrence_args *a
     }
     struct walker w;
     load_state(&w, state_image(&a->initial_state, chain.slot, h), a->initial_state.is_f32, row, t);
-    struct checkpoints due = first_checkpoint(a, chain.n);
+    struct checkpoints due = first_checkpoint(a, chain.n, length);
 
     int stage = 0, ahead_stage = (STAGES - 1) * stage_bytes; /* byte offsets in the ring */
     for (int i = 0; i < tiles; i++) {
