@@ -90,15 +90,15 @@ BF16_INLINE void pair_products(const struct chunk *chunk, struct draft *draft, i
         }                                                 \
     } while (0)
 
-/* pk = kd S^T to memory. qd S^T stays in tiles 2 and 3 until finish_panel. */
+/* pk = kd S^T to memory. qd S^T stays in tiles 0 and 1 until finish_panel. */
 BF16_INLINE void row_products(struct work *work, const struct chunk *chunk, int64_t panel,
                               int64_t K)
 {
     const uint16_t *shadow = work->shadow + panel * K * 32;
-    ROW_PRODUCTS(0, 1, chunk->kd, shadow, K);
-    ROW_PRODUCTS(2, 3, chunk->qd, shadow, K);
-    TILE_STORE(work->pk, ROW, 0);
-    TILE_STORE(work->pk + BLOCK, ROW, 1);
+    ROW_PRODUCTS(2, 3, chunk->kd, shadow, K);
+    ROW_PRODUCTS(0, 1, chunk->qd, shadow, K);
+    TILE_STORE(work->pk, ROW, 2);
+    TILE_STORE(work->pk + BLOCK, ROW, 3);
 }
 
 /* A block of u is two right operands of depth 32 in bf16: u twice, and what u lost twice. */
@@ -131,18 +131,25 @@ BF16_INLINE void update_rows(float *state, uint16_t *shadow, const float *tile, 
     }
 }
 
-/* Step i of a panel: tile `sum` = kr^T u for 16 key channels of the block whose u is in 4, 5. */
-#define UPDATE_PRODUCT(sum, left, i)                       \
-    do {                                                   \
-        TILE_LOAD_ONCE(left, kr + (i) % steps * 512, ROW); \
-        TILE_ZERO(sum);                                    \
-        TILE_PRODUCT(sum, left, 4);                        \
-        TILE_PRODUCT(sum, left, 5);                        \
+/* Step i of a panel: 16 key channels of one block, whose u is in 4 and 5. kr comes three steps
+ * ahead in 2, 3, 6 and 7, sums alternate between 0 and 1. */
+#define UPDATE_LOAD(left, i) TILE_LOAD_ONCE(left, kr + (i) % steps * 512, ROW)
+#define UPDATE_PRODUCT(sum, left)   \
+    do {                            \
+        TILE_ZERO(sum);             \
+        TILE_PRODUCT(sum, left, 4); \
+        TILE_PRODUCT(sum, left, 5); \
     } while (0)
-#define UPDATE_STORE(i, sum) TILE_STORE(ring + (i) % 2 * BLOCK, ROW, sum)
+#define UPDATE_STORE(sum, i) TILE_STORE(ring + (i) % 2 * BLOCK, ROW, sum)
 #define UPDATE_ROWS(i)                                                         \
     update_rows(state + (i)*BLOCK, shadow + (i)*BLOCK, ring + (i) % 2 * BLOCK, \
                 chunk->decay + (i) % steps * 16)
+
+#define LOAD_U(block)                                     \
+    do {                                                  \
+        TILE_LOAD(4, u + 2 * (block)*BLOCK, ROW);         \
+        TILE_LOAD(5, u + (2 * (block) + 1) * BLOCK, ROW); \
+    } while (0)
 
 /* out += P u, S <- S diag(2^(G_C)) + u^T kr, and the shadow anew. */
 BF16_INLINE void finish_panel(struct work *work, const struct chunk *chunk, int64_t panel,
@@ -154,50 +161,52 @@ BF16_INLINE void finish_panel(struct work *work, const struct chunk *chunk, int6
     uint16_t *shadow = work->shadow + panel * K * 32;
     const int64_t steps = K / 16; /* per block: state rows of both blocks follow one another */
     TILE_LOAD(6, chunk->p_split, ROW);
-    TILE_LOAD(4, u + 2 * BLOCK, ROW);
-    TILE_LOAD(5, u + 3 * BLOCK, ROW);
-    TILE_PRODUCT(3, 6, 4);
-    TILE_PRODUCT(3, 6, 5);
-    TILE_LOAD(4, u, ROW);
-    TILE_LOAD(5, u + BLOCK, ROW);
-    TILE_PRODUCT(2, 6, 4);
-    TILE_PRODUCT(2, 6, 5);
+    UPDATE_LOAD(2, 0);
+    UPDATE_LOAD(3, 1);
+    LOAD_U(1);
+    TILE_PRODUCT(1, 6, 4);
+    TILE_PRODUCT(1, 6, 5);
+    LOAD_U(0);
+    TILE_PRODUCT(0, 6, 4);
+    TILE_PRODUCT(0, 6, 5);
+    UPDATE_LOAD(6, 2);
     for (int64_t i = 0; i < 2 * steps; i += 4) {
-        if (i)
-            UPDATE_STORE(i - 2, 2);
-        UPDATE_PRODUCT(0, 6, i);
+        if (i == 0)
+            TILE_STORE(work->out, ROW, 0);
+        else
+            UPDATE_STORE(0, i - 2);
+        UPDATE_LOAD(7, i + 3);
+        if (i == steps)
+            LOAD_U(1);
+        UPDATE_PRODUCT(0, 2);
         if (i)
             UPDATE_ROWS(i - 3);
-        if (i)
-            UPDATE_STORE(i - 1, 3);
-        UPDATE_PRODUCT(1, 7, i + 1);
+
+        if (i == 0)
+            TILE_STORE(work->out + BLOCK, ROW, 1);
+        else
+            UPDATE_STORE(1, i - 1);
+        UPDATE_LOAD(2, i + 4);
+        UPDATE_PRODUCT(1, 3);
         if (i)
             UPDATE_ROWS(i - 2);
-        if (i) {
-            UPDATE_STORE(i, 0);
-        } else {
-            TILE_STORE(work->out, ROW, 2);
-            TILE_STORE(work->out + BLOCK, ROW, 3);
-            UPDATE_STORE(i, 0);
-        }
-        if (i + 2 == steps) { /* an odd multiple of two steps a block */
-            TILE_LOAD(4, u + 2 * BLOCK, ROW);
-            TILE_LOAD(5, u + 3 * BLOCK, ROW);
-        }
-        UPDATE_PRODUCT(2, 6, i + 2);
+
+        UPDATE_STORE(0, i);
+        UPDATE_LOAD(3, i + 5);
+        if (i + 2 == steps)
+            LOAD_U(1);
+        UPDATE_PRODUCT(0, 6);
         if (i)
             UPDATE_ROWS(i - 1);
-        UPDATE_STORE(i + 1, 1);
-        UPDATE_PRODUCT(3, 7, i + 3);
+
+        UPDATE_STORE(1, i + 1);
+        UPDATE_LOAD(6, i + 6);
+        UPDATE_PRODUCT(1, 7);
         UPDATE_ROWS(i);
-        if (i + 4 == steps) {
-            TILE_LOAD(4, u + 2 * BLOCK, ROW);
-            TILE_LOAD(5, u + 3 * BLOCK, ROW);
-        }
     }
-    UPDATE_STORE(2 * steps - 2, 2);
+    UPDATE_STORE(0, 2 * steps - 2);
     UPDATE_ROWS(2 * steps - 3);
-    UPDATE_STORE(2 * steps - 1, 3);
+    UPDATE_STORE(1, 2 * steps - 1);
     UPDATE_ROWS(2 * steps - 2);
     UPDATE_ROWS(2 * steps - 1);
 }
