@@ -23,7 +23,8 @@
  * capture in a graph. Nobody reads cu_seqlens, state_indices and checkpoint_* before the kernels
  * do: what the CPU would refuse in them gives wrong numbers there, but no access outside the
  * tensors; an index below 0 or past the pool is padding, and a checkpoint that is no multiple of
- * 16, out of order or past the end of its sequence is not written.
+ * 16, out of order or past the end of its sequence is not written. Without FKDA_QK_L2NORM q and k
+ * have to be normalised before the call: decayed rows are held in fp16 (2^-14 to 65504).
  *
  * Threads. The library keeps no state between calls besides what it learned of the processor; any
  * number of threads may call it at once on different outputs.
