@@ -112,8 +112,8 @@ MUTANTS = [
     Mutant(
         "a token past the end is taken as live",
         "src/cpu/prepare.inc.h",
-        "rows->live[i] = i < count ? 1.0f : 0.0f;",
-        "rows->live[i] = 1.0f;",
+        "rows.live[i] = t < count ? 1.0f : 0.0f;",
+        "rows.live[i] = 1.0f;",
         "test_cases.py -k case_06_every_length",
     ),
     Mutant(
