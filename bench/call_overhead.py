@@ -3,8 +3,8 @@
     python bench/call_overhead.py [--json]
 
 The C call is timed inside the extension on arguments that are bound already (_C.time_call), the
-Python call around it in batches; both are the fastest of many, on one thread. One head keeps the
-work small; the overhead does not depend on shapes.
+Python call around it in batches; the overhead is the difference of the fastest of many, on one
+thread. One head keeps the work small; the overhead does not depend on shapes.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import json
 import time
 
 import numpy as np
+import records
 
 import flash_kda
 from flash_kda import _C
@@ -23,15 +24,15 @@ REPEATS = 3000
 
 
 def compare(call, name, arguments):
-    """Seconds per call in Python and in C: the fastest of many batches, taken in turns."""
-    python = c = float("inf")
+    """Seconds per call of every batch, in Python and in C, taken in turns."""
+    python, c = [], []
     for _ in range(REPEATS):
         begin = time.perf_counter()
         for _ in range(BATCH):
             call()
-        python = min(python, time.perf_counter() - begin)
-        c = min(c, _C.time_call(name, BATCH, *arguments))
-    return python / BATCH, c / BATCH
+        python.append((time.perf_counter() - begin) / BATCH)
+        c.append(_C.time_call(name, BATCH, *arguments) / BATCH)
+    return python, c
 
 
 def numpy_arrays():
@@ -79,8 +80,30 @@ def measure(make, guard):
                 bound = (workspace, *bound)
             whole = functools.partial(call, *arguments, **options)
             python, c = compare(whole, name, (*arguments, *bound))
-            results[name] = {"python_us": python * 1e6, "c_us": c * 1e6}
+            results[name] = {
+                "kernel": flash_kda.last_report()["kernel"],
+                "python_us": min(python) * 1e6,
+                "c_us": min(c) * 1e6,
+                **records.summarize([1e3 * seconds for seconds in python]),
+            }
     return results
+
+
+def make_record(name, case):
+    """The fields of a record that the measurement does not give (records.py)."""
+    return {
+        "kind": "overhead",
+        "case": f"{name}, {case}",
+        "regime": "random",
+        "impl": f"flash_kda {flash_kda.__version__}",
+        "isa": flash_kda.info()["cpu_isa"],
+        "precision": "fp32",
+        "threads": 1,
+        "floor_ms": None,
+        "bytes": None,
+        "error_out": None,
+        "error_state": None,
+    }
 
 
 def main():
@@ -99,7 +122,7 @@ def main():
         for name, times in measure(make, guard).items():
             times["overhead_us"] = times["python_us"] - times["c_us"]
             if as_json:
-                print(json.dumps({"kind": "overhead", "case": case, "call": name, **times}))
+                print(json.dumps({**make_record(name, case), **times}))
             else:
                 print(
                     f"{name:7} {case:22} Python {times['python_us']:6.2f} us, "

@@ -142,6 +142,7 @@ fkda_status fkda_time_case(const struct bench_case *item, struct bench_inputs *i
         fkda_sort_values(values, count);
         fkda_sort_values(values + MAX_SAMPLES, count);
         result->cpu_ms = fkda_quantile(values + MAX_SAMPLES, count, 0.5);
+        result->min_cpu_ms = values[MAX_SAMPLES];
         result->min_ms = values[0];
         result->p10_ms = fkda_quantile(values, count, 0.1);
         result->median_ms = fkda_quantile(values, count, 0.5);

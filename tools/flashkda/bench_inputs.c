@@ -39,10 +39,10 @@ static void *allocate(struct bench_inputs *inputs, size_t bytes)
     return block;
 }
 
-/* A bf16 tensor with values from N(shift, 1); a short list of numbers, repeated, since drawing each
- * anew would take longer than the benchmark. */
+/* A bf16 tensor with values from N(mean, deviation^2); a short list of numbers, repeated, since
+ * drawing each anew would take longer than the benchmark. */
 static bool make_tensor(struct bench_inputs *inputs, fkda_tensor *tensor, int ndim,
-                        const int64_t *shape, float shift, uint64_t seed)
+                        const int64_t *shape, float mean, float deviation, uint64_t seed)
 {
     enum { PERIOD = 65521 }; /* a prime: rows do not repeat */
     size_t count = 1;
@@ -52,7 +52,8 @@ static bool make_tensor(struct bench_inputs *inputs, fkda_tensor *tensor, int nd
     if (!values)
         return false;
     for (size_t i = 0; i < count; i++)
-        values[i] = i < PERIOD ? to_bf16(draw_normal(&seed) + shift) : values[i - PERIOD];
+        values[i] =
+            i < PERIOD ? to_bf16(mean + deviation * draw_normal(&seed)) : values[i - PERIOD];
     *tensor = fkda_tensor_contiguous(values, FKDA_BF16, ndim, shape);
     return true;
 }
@@ -89,7 +90,8 @@ static void tile_parameters(fkda_args *args, const struct layer_list *trained)
     }
 }
 
-static bool make_parameters(struct bench_inputs *inputs, int64_t H)
+/* Uniform in [0, 1), or 0 for slow gates. */
+static bool make_parameters(struct bench_inputs *inputs, int64_t H, enum bench_regime regime)
 {
     const int64_t heads[] = {H}, channels[] = {H, D};
     uint64_t seed = 7;
@@ -98,9 +100,9 @@ static bool make_parameters(struct bench_inputs *inputs, int64_t H)
     if (!A_log || !dt_bias)
         return false;
     for (int64_t h = 0; h < H; h++)
-        A_log[h] = logf(1 + 15 * draw_uniform(&seed));
+        A_log[h] = regime == BENCH_SLOW ? 0 : draw_uniform(&seed);
     for (int64_t i = 0; i < H * D; i++)
-        dt_bias[i] = draw_normal(&seed);
+        dt_bias[i] = regime == BENCH_SLOW ? 0 : draw_uniform(&seed);
     inputs->args.A_log = fkda_tensor_contiguous(A_log, FKDA_F32, 1, heads);
     inputs->args.dt_bias = fkda_tensor_contiguous(dt_bias, FKDA_F32, 2, channels);
     return true;
@@ -135,18 +137,19 @@ bool fkda_make_inputs(const struct bench_case *item, const struct layer_list *tr
                       size_t pool_bytes, struct bench_inputs *inputs)
 {
     const int64_t rows[] = {item->N, item->T, item->H, D};
-    const float shift = item->regime == BENCH_SLOW ? -20 : 0;
+    const bool slow = item->regime == BENCH_SLOW;
     *inputs = (struct bench_inputs){.num_blocks = 0};
     fkda_args *args = &inputs->args;
     fkda_args_init(args);
     args->scale = 1 / sqrt((double)D);
-    bool made = make_tensor(inputs, &args->q, 4, rows, 0, 1) &&
-                make_tensor(inputs, &args->k, 4, rows, 0, 2) &&
-                make_tensor(inputs, &args->v, 4, rows, 0, 3) &&
-                make_tensor(inputs, &args->g, 4, rows, shift, 4) &&
-                make_tensor(inputs, &args->beta, 3, rows, shift / 5, 5) &&
-                make_tensor(inputs, &args->out, 4, rows, 0, 6) &&
-                make_parameters(inputs, item->H) && make_states(item, pool_bytes, inputs);
+    bool made = make_tensor(inputs, &args->q, 4, rows, 0, 1, 1) &&
+                make_tensor(inputs, &args->k, 4, rows, 0, 1, 2) &&
+                make_tensor(inputs, &args->v, 4, rows, 0, 1, 3) &&
+                make_tensor(inputs, &args->g, 4, rows, slow ? -8.5f : 0, slow ? 0.5f : 1, 4) &&
+                make_tensor(inputs, &args->beta, 3, rows, 0, 1, 5) &&
+                make_tensor(inputs, &args->out, 4, rows, 0, 1, 6) &&
+                make_parameters(inputs, item->H, item->regime) &&
+                make_states(item, pool_bytes, inputs);
     if (!made) {
         fkda_free_inputs(inputs);
         return false;

@@ -345,6 +345,7 @@ static cJSON *make_record(const struct bench_run *run, int i, const char *date,
     cJSON_AddNumberToObject(json, "p90_ms", result->p90_ms);
     cJSON_AddNumberToObject(json, "min_ms", result->min_ms);
     cJSON_AddNumberToObject(json, "cpu_ms", result->cpu_ms);
+    cJSON_AddNumberToObject(json, "min_cpu_ms", result->min_cpu_ms);
     cJSON_AddNumberToObject(json, "floor_ms", floor_ms(run, i));
     cJSON_AddNumberToObject(json, "bytes", result->bytes);
     cJSON_AddNumberToObject(json, "flops", result->flops);

@@ -1,0 +1,192 @@
+"""The GPU benchmark: every case in three gate regimes, cold L2, device events; the error against
+float64 and the kernel that ran beside every time; peers that happen to be installed in the same
+run. Records are written as they come."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import records
+from gpu_names import NAMES
+
+DATA = records.ROOT / "data" / "kda_trained_slice.safetensors"
+SLOW_MS = 5  # calls that take longer get fewer samples
+
+
+def add_options(parser):
+    parser.add_argument("--cases", nargs="+", metavar="NAME", help='such as 8192x96 "mixed x64"')
+    parser.add_argument("--regime", nargs="+", default=records.REGIMES, choices=records.REGIMES)
+    parser.add_argument("--quick", action="store_true", help="fewer samples, no second timing")
+    parser.add_argument("--no-peers", action="store_true", help="only this package")
+    parser.add_argument("--build", type=Path, metavar="FILE.json", help="commit and compiler")
+    parser.add_argument("--dry-run", action="store_true", help="tiny sizes on CPU tensors")
+    parser.add_argument("--results", type=Path, help="bench/results/gpu.jsonl if left out")
+
+
+def measure_case(clock, implementation, inputs, options):
+    """Times of one implementation on one case, and its error."""
+    call, _ = implementation.bind(inputs)
+    clock.warm_up(call)
+    slow = clock.samples_ms(call, 2)[1] > SLOW_MS
+    count = 3 if options.dry_run else 10 if slow or options.quick else 30
+    found = records.summarize(clock.samples_ms(call, count))
+    found["kernel"] = implementation.kernel()
+    again = None if options.quick else records.summarize(clock.samples_ms(call, count))
+    found["again_ms"] = again and again["median_ms"]  # the same once more: the noise
+    return found, count
+
+
+def measure_own(clock, inputs, options):
+    """This package: also what a call costs that brings no workspace."""
+    from implementations import Ours
+
+    found, count = measure_case(clock, Ours(), inputs, options)
+    call, _ = Ours(keeps_workspace=False).bind(inputs)
+    clock.warm_up(call)
+    found["no_workspace_ms"] = records.summarize(clock.samples_ms(call, count))["median_ms"]
+    return found
+
+
+def host_overhead(clock, device):
+    """Host microseconds of an eager call until it returns: many calls in a row on an idle device,
+    beside the same calls made inside the extension on bound arguments, and empty kernels."""
+    import torch
+    from gpu_cases import Case, make_inputs
+    from implementations import Ours, fwd_arguments, new_outputs
+
+    import flash_kda
+
+    batches, calls = 20, 50
+    inputs = make_inputs(Case("16x1", (16,), 1), "random", device, None)
+    arguments = fwd_arguments(inputs, *new_outputs(inputs))
+    size = flash_kda.get_workspace_size(16, 1, 1)
+    workspace = torch.empty(size, dtype=torch.uint8, device=device)
+    call, _ = Ours().bind(inputs)
+    bound = (*arguments, workspace, *[None] * 4, True, True, True, False, *[None] * 3)
+
+    def per_call_ms(function):
+        clock.warm_up(function)
+        samples = []
+        for _ in range(batches):
+            clock.wait()
+            begin = time.perf_counter()
+            for _ in range(calls):
+                function()
+            samples.append(1e3 * (time.perf_counter() - begin) / calls)
+        clock.wait()
+        return samples
+
+    in_c = []
+    for _ in range(batches):
+        clock.wait()
+        in_c.append(1e3 * flash_kda._C.time_call("fwd", calls, *bound) / calls)
+    clock.wait()
+    launch = records.summarize(per_call_ms(clock.launch))
+    found = records.summarize(per_call_ms(call))
+    return found | {
+        "kind": "overhead",
+        "case": "16x1",
+        "regime": "random",
+        "impl": Ours.name,
+        "kernel": Ours().kernel(),
+        "floor_ms": launch["median_ms"],
+        "launch_ms": launch["median_ms"],
+        "c_ms": records.summarize(in_c)["median_ms"],
+        "bytes": None,
+        "again_ms": None,
+        "error_out": None,
+        "error_state": None,
+    }
+
+
+def run_case(options, shape, regime, clock, device, common, peers):
+    """Yields a record per implementation, ours first."""
+    from gpu_cases import make_inputs
+    from implementations import Ours, measure_error
+
+    data = os.environ.get("FLASH_KDA_DATA", DATA)
+    inputs = make_inputs(shape, regime, device, data)
+    for implementation in (Ours(), *peers):
+        before = records.load_average()
+        try:
+            if isinstance(implementation, Ours):
+                found = measure_own(clock, inputs, options)
+            else:
+                found, _ = measure_case(clock, implementation, inputs, options)
+            found |= measure_error(implementation, inputs)
+        except Exception as error:
+            if isinstance(implementation, Ours):
+                raise
+            print(f"{implementation.name} on {shape.name}: {error!r}", file=sys.stderr)
+            continue
+        yield {
+            **common,
+            "date": records.utc_now(),
+            "kind": "prefill",
+            "case": shape.name,
+            "regime": regime,
+            "impl": implementation.name,
+            "bytes": shape.min_bytes,
+            "floor_ms": 1e-6 * shape.min_bytes / common["copy_gb_per_s"],
+            **found,
+            "load": [before, records.load_average()],
+        }
+
+
+def prepare(options):
+    """Clock, device and the fields that all records share."""
+    import torch
+    from gpu_clock import CudaClock, HostClock
+
+    if options.dry_run and options.results is None:
+        sys.exit("run.py gpu: --dry-run wants --results: its records are no measurements")
+    if not options.dry_run and not torch.cuda.is_available():
+        sys.exit("run.py gpu: no CUDA device here (--dry-run tries the code without one)")
+    device = torch.device("cpu" if options.dry_run else "cuda")
+    clock = HostClock() if options.dry_run else CudaClock(device)
+    build = json.loads(options.build.read_text()) if options.build else {}
+    common = {
+        "commit": build.get("commit") or records.commit_name(),
+        "compiler": build.get("compiler") or "unknown",
+        "torch": torch.__version__,
+        **clock.describe(),
+        "copy_gb_per_s": clock.copy_gb_per_s(),
+    }
+    return clock, device, common
+
+
+def run(options):
+    import torch
+
+    clock, device, common = prepare(options)
+    import gpu_cases
+    from implementations import installed_peers
+
+    results = options.results or records.RESULTS / "gpu.jsonl"
+    peers = [] if options.no_peers else installed_peers()
+    start, count = time.perf_counter(), 0
+    with torch.inference_mode():
+        load = [records.load_average()] * 2
+        overhead = host_overhead(clock, device)
+        stamp = {"date": records.utc_now(), "load": load}
+        records.append(results, [{**common, **stamp, **overhead}])
+        for name in options.cases or NAMES:
+            shape = gpu_cases.case(name)
+            shape = shape.shrunk() if options.dry_run else shape
+            for regime in options.regime:
+                for record in run_case(options, shape, regime, clock, device, common, peers):
+                    records.append(results, [record])
+                    count += 1
+                    show(record, time.perf_counter() - start)
+    print(f"{count + 1} records appended to {results}")
+
+
+def show(record, seconds):
+    print(
+        f"[{seconds:5.0f} s] {record['case']:12} {record['regime']:8} {record['impl']:24}"
+        f" {record['median_ms']:8.3f} ms, {record['median_ms'] / record['floor_ms']:5.1f} floors,"
+        f" error {record['error_out']:.1e} / {record['error_state']:.1e}, {record['kernel']}",
+        flush=True,
+    )
