@@ -133,8 +133,8 @@ MUTANTS = [
     Mutant(
         "wrong head grouping",
         "src/cpu/prepare.inc.h",
-        "    int64_t key_head = head / plan->heads_per_key, K = plan->K;",
-        "    int64_t key_head = head % plan->H, K = plan->K;",
+        "const int64_t key_head = head / plan->heads_per_key, K = plan->K;",
+        "const int64_t key_head = head % plan->H, K = plan->K;",
         "test_cases_memory.py -k case_38",
     ),
     Mutant(
