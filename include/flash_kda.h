@@ -218,7 +218,7 @@ typedef struct fkda_args {
     void *stream;         /* CUDA: a cudaStream_t on which the kernels are queued, NULL: the default
                              stream; nothing waits for them */
     int32_t device_index; /* CUDA: ordinal */
-    int32_t num_threads;  /* CPU; 0: FLASH_KDA_NUM_THREADS, else all the process may use */
+    int32_t num_threads;  /* CPU, up to 1024; 0: FLASH_KDA_NUM_THREADS, else all it may use */
     int32_t isa;          /* enum fkda_isa */
     int32_t precision;    /* enum fkda_precision */
     fkda_report *report;  /* ? written on success */
