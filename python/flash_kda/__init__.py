@@ -22,6 +22,7 @@ Importing this package imports neither torch nor numpy. With torch there is also
 torch.ops.flash_kda.fwd, which torch.compile sees in place of fwd.
 """
 
+# _C is python/binding/module.c; docs/design.md follows a call from here to the kernels.
 from . import _C, _torch_hook
 from ._C import __version__, last_report
 

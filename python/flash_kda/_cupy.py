@@ -6,6 +6,7 @@ overtake the work that fills its inputs.
 
 
 def _import_cupy(array):
+    """The module cupy where the array is one of its own; NotImplementedError for any other."""
     for base in type(array).__mro__:
         if base.__module__.partition(".")[0] == "cupy":
             import cupy

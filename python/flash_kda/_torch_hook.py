@@ -9,6 +9,8 @@ import sys
 
 
 class _Finder:
+    """Finds nothing itself: lets the others find `name`, and hangs `function` on its loading."""
+
     def __init__(self, name, function):
         self.name = name
         self.function = function
@@ -39,6 +41,7 @@ class _Finder:
 
 
 def call_after_import(name, function):
+    """Calls function() now if module `name` is imported, else right after it has been."""
     module = sys.modules.get(name)
     initializing = getattr(getattr(module, "__spec__", None), "_initializing", False)
     if module is None:

@@ -50,6 +50,7 @@ _library = torch.library.Library("flash_kda", "DEF")
 
 
 def _register(name):
+    """Defines torch.ops.flash_kda.<name> for plain, fake and gradient tensors -> the operator."""
     call = getattr(_C, name)
     parameters = inspect.signature(getattr(flash_kda, name)).parameters.values()
     defaults = tuple(parameter.default for parameter in parameters)
