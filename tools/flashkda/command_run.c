@@ -11,6 +11,7 @@
 #include "pieces.h"
 #include "progress.h"
 
+_Static_assert(FKDA_ISA_COUNT == 6, "--isa of run and check lists the names");
 const char fkda_help_run[] =
     "flashkda run IN.safetensors -o OUT.safetensors [options]\n"
     "\n"
@@ -70,15 +71,6 @@ static bool same_file(const char *a, const char *b)
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-static char *tensor_name(const char *prefix, const char *name)
-{
-    size_t bytes = strlen(prefix) + strlen(name) + 1;
-    char *text = malloc(bytes);
-    if (text)
-        snprintf(text, bytes, "%s%s", prefix, name);
-    return text;
-}
-
 /* Describes the output file, creates it and points every layer's out and final_state into it. */
 static int create_output(const struct options *options, struct layer_list *list)
 {
@@ -89,7 +81,7 @@ static int create_output(const struct options *options, struct layer_list *list)
     for (size_t i = 0; i < count && !status; i++) {
         const struct layer *layer = &list->layers[i / 2];
         const fkda_tensor *source = i % 2 ? &layer->args.final_state : &layer->args.out;
-        tensors[i].name = tensor_name(layer->prefix, i % 2 ? "final_state" : "out");
+        tensors[i].name = fkda_join_name(layer->prefix, i % 2 ? "final_state" : "out");
         tensors[i].dtype = fkda_find_file_dtype(i % 2 ? "F32" : "BF16");
         tensors[i].ndim = source->ndim;
         memcpy(tensors[i].shape, source->shape, sizeof source->shape);

@@ -33,8 +33,7 @@ static fkda_tensor *input_of(fkda_args *args, size_t i)
     return (fkda_tensor *)((char *)args + inputs[i].offset);
 }
 
-/* "layer0." + "q"; NULL without memory. */
-static char *join(const char *prefix, const char *name)
+char *fkda_join_name(const char *prefix, const char *name)
 {
     size_t length = strlen(prefix);
     char *text = malloc(length + strlen(name) + 1);
@@ -114,7 +113,7 @@ static int set_inputs(const struct safetensors_file *file, struct layer *layer,
 {
     *missing = NULL;
     for (size_t i = 0; i < NUM_INPUTS; i++) {
-        char *name = join(layer->prefix, inputs[i].name), shown[NAME_BYTES];
+        char *name = fkda_join_name(layer->prefix, inputs[i].name), shown[NAME_BYTES];
         if (!name)
             return fail(reason, EXIT_LIBRARY, "no memory for a name");
         const struct safetensors_tensor *tensor = fkda_find_tensor(file, name);
@@ -226,7 +225,7 @@ static int add_named_layer(const struct safetensors_file *file, const struct opt
 {
     size_t length = strlen(options->prefix);
     bool dot = length > 0 && options->prefix[length - 1] != '.';
-    char *prefix = join(options->prefix, dot ? "." : "");
+    char *prefix = fkda_join_name(options->prefix, dot ? "." : "");
     return prefix ? add_layer(file, options, settings, prefix, list, reason)
                   : fail(reason, EXIT_LIBRARY, "no memory for a name");
 }

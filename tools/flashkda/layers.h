@@ -33,6 +33,9 @@ int fkda_find_layers(const struct safetensors_file *file, const struct options *
                      struct layer_list *list, char *reason, size_t reason_bytes);
 void fkda_free_layers(struct layer_list *list);
 
+/* "layer0." + "q", to be freed; NULL without memory. */
+char *fkda_join_name(const char *prefix, const char *name);
+
 /* Reads a byte of every page of the layer's inputs, so that no disk access is timed. */
 void fkda_touch_layer(const struct layer *layer);
 

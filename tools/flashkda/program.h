@@ -1,6 +1,6 @@
 /* program.h: what the subcommands of `flashkda` share.
  *
- *     main -> options -> command_run | command_check | command_info | command_bench
+ *     main -> command_run | command_check | command_info | command_bench -> command_line (options)
  *     run, check: safetensors (file) -> layers (one fkda_args each) -> pieces (calls) -> output
  *
  * Results go to stdout, everything else to stderr. The program uses the public header alone.

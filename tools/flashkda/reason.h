@@ -1,4 +1,5 @@
-/* reason.h: an error as a status and a text in the caller's buffer. */
+/* reason.h: an error as a status and a text in the caller's buffer; fkda_fail of the library, which
+ * its public header does not offer. */
 #ifndef FLASHKDA_REASON_H
 #define FLASHKDA_REASON_H
 
