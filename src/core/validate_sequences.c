@@ -151,10 +151,7 @@ static fkda_status check_accepted(const struct fkda_check *check, const struct f
 static fkda_status check_slots(const struct fkda_check *check, const struct fkda_plan *plan)
 {
     const fkda_tensor *indices = check->tensor[FKDA_ARG_STATE_INDICES];
-    const fkda_tensor *pool = check->tensor[FKDA_ARG_FINAL_STATE];
-    if (!pool)
-        pool = check->tensor[FKDA_ARG_INITIAL_STATE];
-    int64_t slots = pool ? pool->shape[0] : INT64_MAX; /* without states only -1 matters */
+    int64_t slots = plan->num_slots; /* without states only -1 matters */
     int64_t columns = indices->ndim == 2 ? indices->shape[1] : 1;
     if (plan->num_accepted_tokens.data && columns < plan->max_sequence_tokens)
         return fkda_fail(check->reason, FKDA_ERROR_INVALID_ARGUMENT,

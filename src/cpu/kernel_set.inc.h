@@ -348,7 +348,6 @@ static void decode_task(const struct fkda_cpu_task *task)
 {
     const struct fkda_plan *plan = task->plan;
     struct fkda_sequence seq = fkda_plan_sequence(plan, task->n);
-    seq.slot = fkda_plan_read_slot(plan, task->n);
     if (seq.slot < 0) {
         zero_outputs(task, &seq);
         return;

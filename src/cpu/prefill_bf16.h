@@ -6,7 +6,7 @@
  *     A, P   from kd ki^T and qd ki^T                                    pair_products
  *     pk = kd S0^T,  o = qd S0^T                                         row_products
  *     u_t = b_t (v_t - pk_t) - sum_{s<t} A[t,s] u_s       in fp32        solve_block
- *     o += P u,  S1 = S0 diag(2^(G_C)) + u^T kr           16 bits each   finish_block
+ *     o += P u,  S1 = S0 diag(2^(G_C)) + u^T kr           16 bits each   finish_panel
  *
  * Included at the end of prefill_amx_bf16.c and prefill_avx512_bf16.c, which define these products
  * and KR_SPLIT: whether kr, P and u are two bf16 terms (tiles) or fp32 (vector FMAs).

@@ -242,9 +242,9 @@ FKDA_BODY void group_body(const struct group_rows *rows, const struct gate_const
 
 #define GROUP_VARIANT(name, kind, is_bf16)                                                        \
     static void name(const struct group_rows *rows, const struct gate_constants *gate, int64_t K, \
-                     float *own, float *next, float *triangle)                                    \
+                     float *own, float *triangle, float *squares)                                 \
     {                                                                                             \
-        group_body(rows, gate, kind, is_bf16, K, own, next, triangle);                            \
+        group_body(rows, gate, kind, is_bf16, K, own, triangle, squares);                         \
     }
 GROUP_VARIANT(group_bounded_bf16, FKDA_GATE_BOUNDED, true)
 GROUP_VARIANT(group_bounded_f32, FKDA_GATE_BOUNDED, false)

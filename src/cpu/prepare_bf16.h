@@ -153,14 +153,13 @@ BF16_INLINE void prepare_rows(struct chunk *chunk, struct draft *draft, const st
         k_factor = _mm512_div_ps(k_factor, _mm512_sqrt_ps(_mm512_add_ps(kk, epsilon)));
         outside = _mm512_cmp_ps_mask(_mm512_max_ps(qq, kk), limit, _CMP_GE_OQ);
     } else {
-        const vf low = _mm512_set1_ps(0x1p-32f), high = _mm512_set1_ps(1.0f);
+        const vf low = _mm512_set1_ps(0x1p-32f);
         __mmask16 zero = _mm512_cmp_ps_mask(qq, _mm512_setzero_ps(), _CMP_EQ_OQ);
         outside = _mm512_cmp_ps_mask(kk, _mm512_set1_ps(0x1p8f), _CMP_GE_OQ) |
                   _mm512_cmp_ps_mask(qq, _mm512_set1_ps(0x1p40f), _CMP_GE_OQ);
         outside |= _mm512_mask_cmp_ps_mask(_mm512_knot(zero), qq, low, _CMP_LT_OQ);
         zero = _mm512_cmp_ps_mask(kk, _mm512_setzero_ps(), _CMP_EQ_OQ);
         outside |= _mm512_mask_cmp_ps_mask(_mm512_knot(zero), kk, low, _CMP_LT_OQ);
-        (void)high;
     }
     chunk->walk = outside != 0;
     _mm512_store_ps(draft->q_factor, q_factor);
