@@ -279,6 +279,7 @@ static int bind_flag(struct fkda_bound_call *call, const struct fkda_parameter *
     return 0;
 }
 
+_Static_assert(FKDA_ISA_COUNT == 6, "bind_isa, Isa and fwd's docstring list the names");
 static int bind_isa(struct fkda_bound_call *call, const char *name, PyObject *object)
 {
     const char *text = PyUnicode_Check(object) ? PyUnicode_AsUTF8AndSize(object, NULL) : NULL;

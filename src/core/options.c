@@ -18,6 +18,7 @@ static const char *environment(const char *name)
     return value && *value ? value : NULL;
 }
 
+_Static_assert(FKDA_ISA_COUNT == 6, "read_isa lists the names");
 static fkda_status read_isa(fkda_isa *isa, struct fkda_reason reason)
 {
     const char *value = environment("FLASH_KDA_CPU_ISA");

@@ -14,6 +14,7 @@
 
 /* ---- Options --------------------------------------------------------------------------------- */
 
+_Static_assert(FKDA_ISA_COUNT == 6, "check_enums says from 0 to 5");
 static fkda_status check_enums(const fkda_args *args, struct fkda_reason reason)
 {
     const struct {
