@@ -88,7 +88,10 @@ def git(*arguments):
 
 
 def commit_name():
-    """The commit, marked where sources differ from it; records and documents do not count."""
+    """The commit, marked where sources differ from it; records and documents do not count.
+    FLASH_KDA_COMMIT names it where there is no repository."""
+    if os.environ.get("FLASH_KDA_COMMIT"):
+        return os.environ["FLASH_KDA_COMMIT"][:12]
     changed = git("status", "--porcelain", "--", "src", "include", "tools", "python", "cmake")
     return (git("rev-parse", "--short=12", "HEAD") or "unknown") + ("-dirty" if changed else "")
 

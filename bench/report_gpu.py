@@ -5,7 +5,7 @@ import math
 import records
 import report_pictures
 from gpu_names import NAMES, TEN_SHAPES
-from report_text import Runs, milliseconds, percent, scientific, slug, table
+from report_text import Runs, milliseconds, ours_first, percent, scientific, slug, table
 
 EXPLANATION = """\
 Device events around the call as a user makes it, the L2 flushed (256 MB written) before each call;
@@ -28,7 +28,7 @@ def order_of(name):
 def times(found, regime, runs):
     rows = []
     chosen = [r for r in found if r["kind"] == "prefill" and r["regime"] == regime]
-    chosen.sort(key=lambda r: (order_of(r["case"]), r["case"], r["impl"] < "flash_kda", r["impl"]))
+    chosen.sort(key=lambda r: (order_of(r["case"]), r["case"], ours_first(r["impl"])))
     for r in chosen:
         again = r["again_ms"]
         noise = abs(again - r["median_ms"]) / r["median_ms"] if again else None
@@ -55,18 +55,19 @@ def times(found, regime, runs):
 
 
 def ten_shapes(found):
-    """Geometric means, of implementations that have all ten."""
+    """Geometric means, of implementations that have all ten; the newest record of each."""
     rows = []
-    for impl in sorted({(r["impl"], r["kernel"]) for r in found if r["kind"] == "prefill"}):
+    found = sorted((r for r in found if r["kind"] == "prefill"), key=lambda r: r["place"])
+    for impl in sorted({r["impl_name"] for r in found}, key=ours_first):
         for regime in records.REGIMES:
-            own = [r for r in found if (r["impl"], r["kernel"], r["regime"]) == (*impl, regime)]
+            own = [r for r in found if (r["impl_name"], r["regime"]) == (impl, regime)]
             ms = {r["case"]: (r["median_ms"], r["floor_ms"]) for r in own}
             if set(TEN_SHAPES) <= set(ms):
                 mean, floor = (
                     math.exp(sum(math.log(ms[case][i]) for case in TEN_SHAPES) / len(TEN_SHAPES))
                     for i in (0, 1)
                 )
-                rows.append((impl[0], regime, milliseconds(floor), milliseconds(mean)))
+                rows.append((impl, regime, milliseconds(floor), milliseconds(mean)))
     head = ("what", "gates", "floor, ms", "geometric mean, ms")
     return table(head, rows) if rows else "Not all ten are recorded.\n"
 

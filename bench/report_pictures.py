@@ -6,7 +6,7 @@ import json
 import struct
 
 from gpu_names import NAMES
-from report_text import size_of
+from report_text import best_ms, ours_first, size_of
 
 INK, RED = "#333333", "#b03a2e"
 SETS = {  # (kernel set, precision): colour
@@ -71,11 +71,11 @@ def draw_cpu_prefill(pyplot, found):
     for r in own:
         kind = r["isa"], r["precision"]
         peak = max(s["fma_peak_gflops"] for s in own if s["commit"] == r["commit"])
-        share = r["flops"] / r["min_ms"] / 1e6 / peak
+        share = r["flops"] / best_ms(r) / 1e6 / peak
         x = cases.index(r["case"]) + (kinds.index(kind) - (len(kinds) - 1) / 2) * width
         tokens, heads = size_of(r["case"])
         axes.bar(x, 100 * share, width * 0.94, color=SETS[kind])
-        text = f"{1e6 * r['min_ms'] / tokens / heads:.0f}"
+        text = f"{1e6 * best_ms(r) / tokens / heads:.0f}"
         axes.text(x, 100 * share, text, ha="center", va="bottom", fontsize=7.5, color=INK)
     for isa, precision in kinds:
         axes.bar(0, 0, color=SETS[isa, precision], label=f"{isa}, {precision}")
@@ -108,10 +108,12 @@ def draw_cpu_threads_decode(pyplot, found):
     left.axhline(most, color=RED, linewidth=1)
     left.set_xscale("log", base=2)
     left.set_ylim(0, most * 1.1)
-    left.set_xlabel("tokens")
+    left.set_xticks([512, 2048, 8192], ["T 512", "T 2048", "T 8192"])
     left.set_title(f"Prefill: gain of {most} threads over one")
     if left.get_legend_handles_labels()[0]:
-        left.legend(fontsize=7, frameon=False, loc="lower left")
+        left.legend(
+            fontsize=7, frameon=False, loc="upper center", ncols=2, bbox_to_anchor=(0.5, -0.1)
+        )
     decode = [r for r in known if r["kind"] == "decode" and r["isa"] in {i for i, _ in SETS}]
     labels = sorted({(size_of(r["case"]), r["case"], r["threads"]) for r in decode})
     sets = [isa for isa in ("portable", "avx2", "avx512") if any(r["isa"] == isa for r in decode)]
@@ -120,7 +122,7 @@ def draw_cpu_threads_decode(pyplot, found):
         if r["isa"] in sets:
             x = labels.index((size_of(r["case"]), r["case"], r["threads"]))
             x += (sets.index(r["isa"]) - (len(sets) - 1) / 2) * width
-            share = 100 * r["bytes"] / r["min_ms"] / 1e6 / r["copy_gb_per_s"]
+            share = 100 * r["bytes"] / best_ms(r) / 1e6 / r["copy_gb_per_s"]
             right.bar(x, share, width * 0.94, color=SETS[r["isa"], "fp32"])
     for isa in sets:
         right.bar(0, 0, color=SETS[isa, "fp32"], label=isa)
@@ -128,7 +130,9 @@ def draw_cpu_threads_decode(pyplot, found):
     right.set_xticks(range(len(labels)), [f"{case}\n{n} thr." for _, case, n in labels])
     right.set_title("Decode: % of the copy bandwidth")
     if sets:
-        right.legend(fontsize=7, frameon=False, loc="lower left")
+        right.legend(
+            fontsize=7, frameon=False, loc="upper center", ncols=3, bbox_to_anchor=(0.5, -0.16)
+        )
     return figure
 
 
@@ -140,7 +144,7 @@ def gpu_cases(found):
 def draw_gpu_times(pyplot, found):
     """Time over floor, one row a case; gates by colour, implementations by marker."""
     cases = gpu_cases(found)
-    impls = sorted({r["impl"] for r in found}, key=lambda name: (name < "flash_kda", name))
+    impls = sorted({r["impl"] for r in found}, key=ours_first)
     figure, axes = pyplot.subplots(figsize=(8.5, 1.5 + 0.24 * len(cases)))
     shifts = dict(zip(REGIME_COLOURS, (-0.22, 0, 0.22)))
     for r in found:
@@ -171,7 +175,7 @@ def draw_gpu_times(pyplot, found):
 
 
 def draw_gpu_errors(pyplot, found):
-    impls = sorted({r["impl"] for r in found}, key=lambda name: (name < "flash_kda", name))
+    impls = sorted({r["impl"] for r in found}, key=ours_first)
     figure, grid = pyplot.subplots(1, 2, figsize=(8.5, 3.6), sharey=True)
     regimes = list(REGIME_COLOURS)
     for axes, field, title in zip(grid, ("error_out", "error_state"), ("out", "final state")):

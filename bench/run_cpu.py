@@ -73,7 +73,9 @@ def torch_records(options, ours):
     same = "commit cpu driver kind case regime threads floor_ms bytes flops copy_gb_per_s".split()
     for (case, threads), like in wanted.items():
         before = records.load_average()
-        samples = time_recurrence(int(case.split("x")[0]), threads, 1 if options.quick else 3, 0.1)
+        samples, busy = time_recurrence(
+            int(case.split("x")[0]), threads, 1 if options.quick else 3, 0.1
+        )
         yield {
             **{name: like[name] for name in same},
             "date": records.utc_now(),
@@ -83,6 +85,7 @@ def torch_records(options, ours):
             "isa": "torch",
             "precision": "fp32",
             **records.summarize(samples),
+            "min_cpu_ms": min(busy),
             "error_out": None,
             "error_state": None,
             "load": [before, records.load_average()],
