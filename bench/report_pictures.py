@@ -109,26 +109,29 @@ def draw_cpu_threads_decode(pyplot, found):
     left.set_xscale("log", base=2)
     left.set_ylim(0, most * 1.1)
     left.set_xticks([512, 2048, 8192], ["T 512", "T 2048", "T 8192"])
-    left.set_title(f"Prefill: gain of {most} threads over one")
+    load = max((x for r in prefill for x in r["load"]), default=0)
+    left.set_title(
+        f"Prefill: gain of {most} threads over one (load average {load:.0f})", fontsize=9
+    )
     if left.get_legend_handles_labels()[0]:
         left.legend(
             fontsize=7, frameon=False, loc="upper center", ncols=2, bbox_to_anchor=(0.5, -0.1)
         )
-    decode = [r for r in known if r["kind"] == "decode" and r["isa"] in {i for i, _ in SETS}]
-    labels = sorted({(size_of(r["case"]), r["case"], r["threads"]) for r in decode})
+    decode = [r for r in known if r["kind"] == "decode" and r["threads"] == 1]
+    labels = sorted({r["case"] for r in decode}, key=size_of)
     sets = [isa for isa in ("portable", "avx2", "avx512") if any(r["isa"] == isa for r in decode)]
     width = 0.8 / max(len(sets), 1)
     for r in decode:
         if r["isa"] in sets:
-            x = labels.index((size_of(r["case"]), r["case"], r["threads"]))
+            x = labels.index(r["case"])
             x += (sets.index(r["isa"]) - (len(sets) - 1) / 2) * width
             share = 100 * r["bytes"] / best_ms(r) / 1e6 / r["copy_gb_per_s"]
             right.bar(x, share, width * 0.94, color=SETS[r["isa"], "fp32"])
     for isa in sets:
         right.bar(0, 0, color=SETS[isa, "fp32"], label=isa)
     right.axhline(100, color=RED, linewidth=1)
-    right.set_xticks(range(len(labels)), [f"{case}\n{n} thr." for _, case, n in labels])
-    right.set_title("Decode: % of the copy bandwidth")
+    right.set_xticks(range(len(labels)), labels)
+    right.set_title("Decode, one thread: % of the copy bandwidth", fontsize=9)
     if sets:
         right.legend(
             fontsize=7, frameon=False, loc="upper center", ncols=3, bbox_to_anchor=(0.5, -0.16)
