@@ -12,6 +12,7 @@ from inputs import (
     F32,
     assert_near,
     bits,
+    decode,
     each_isa,
     each_kernel,
     make,
@@ -20,7 +21,6 @@ from inputs import (
     rows_of,
     run,
     same_bits,
-    selected,
     uniform,
     yardstick,
 )
@@ -206,25 +206,11 @@ def test_generated_pools(kernel, data):
 @given(data=st.data())
 def test_generated_decode(kernel, data):
     call = data.draw(calls(decode=True))
-    dtype, out = data.draw(FLOATS), poisoned(call.v.shape, data.draw(FLOATS))
+    dtype, out_dtype = data.draw(FLOATS), data.draw(FLOATS)
     state = (0.2 * normal(*call.state_shape())).to(dtype)
     want = yardstick(call.but(initial_state=state.clone()))
-    with selected(kernel, data.draw(st.sampled_from([None, 1, 3]))):
-        flash_kda.decode(
-            call.q,
-            call.k,
-            call.v,
-            call.g,
-            call.beta,
-            call.scale,
-            out,
-            call.A_log,
-            call.dt_bias,
-            call.lower_bound,
-            state,
-            cu_seqlens=call.cu_seqlens,
-            **call.options,
-        )
+    threads = data.draw(st.sampled_from([None, 1, 3]))
+    out = decode(call, state, kernel, threads=threads, out_dtype=out_dtype)
     assert_near(kernel, rows_of(call, out), rows_of(call, want.out))
     assert_near(kernel, state, want.final, "state")
     if call.cu_seqlens is not None:

@@ -8,47 +8,16 @@ from inputs import (
     F64,
     assert_near,
     bits,
+    decode,
     each_isa,
     each_kernel,
     make,
-    poisoned,
     run,
     same_bits,
-    selected,
     shared,
     uniform,
     yardstick,
 )
-
-import flash_kda
-
-
-def decode(call, state, kernel=None, *, threads=None, out_dtype=BF16, **options):
-    """One decode call on a poisoned out; `state` is updated in place. -> out"""
-    out = poisoned(call.v.shape, out_dtype)
-    inputs = call.tensors() | {n: t for n, t in options.items() if isinstance(t, torch.Tensor)}
-    before = {name: t.clone() for name, t in inputs.items()}
-    with selected(kernel, threads):
-        done = flash_kda.decode(
-            call.q,
-            call.k,
-            call.v,
-            call.g,
-            call.beta,
-            call.scale,
-            out,
-            call.A_log,
-            call.dt_bias,
-            call.lower_bound,
-            state,
-            cu_seqlens=call.cu_seqlens,
-            **call.options,
-            **options,
-        )
-    assert done is None
-    for name, t in before.items():
-        assert same_bits(inputs[name], t), f"{name} was modified"
-    return out
 
 
 def random_pool(call, slots, dtype=F32, seed=5):
