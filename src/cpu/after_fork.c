@@ -6,7 +6,7 @@
  * which library started those workers, as a process usually has one OpenMP runtime. A thread that
  * is started in the child has no such note, so there every region gets one.
  */
-#include "after_fork.h"
+#include "cpu/after_fork.h"
 
 #include <pthread.h>
 
