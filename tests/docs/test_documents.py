@@ -28,8 +28,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/algorithm.md", "docs/integrations.md"]
 
-# The whole test command would run this test again: here it runs one part.
-INSTEAD = {"bash tests/test.sh": "bash tests/test.sh --only tree"}
+# The whole test command would run this test again: README's runs one part, others show its help.
+TEST_COMMAND = "bash tests/test.sh"
+INSTEAD = {"README.md": f"{TEST_COMMAND} --only tree"}
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Terminal:
     """One reader with one terminal: a copy of the tree, a virtual environment, a home folder."""
 
     def __init__(self, folder: Path):
-        self.tree = folder / "a reader's tree"
+        self.tree = folder / "a tree"
         self.copy_tree()
         home = folder / "home"
         home.mkdir()
@@ -121,8 +122,12 @@ class Terminal:
         assert done.returncode == 0, f"exit status {done.returncode}:\n{done.stdout[-4000:]}"
         return done
 
-    def run_shell(self, text: str):
-        lines = [INSTEAD.get(line.split("  #")[0].strip(), line) for line in text.splitlines()]
+    def run_shell(self, block: Block):
+        instead = INSTEAD.get(block.document, f"{TEST_COMMAND} --help")
+        lines = [
+            instead if line.split("  #")[0].strip() == TEST_COMMAND else line
+            for line in block.text.splitlines()
+        ]
         after = self.spare / "after"
         dump = f"env -0 >'{after}'"
         self.run(["bash", "-euo", "pipefail", "-c", "\n".join([*lines, dump])])
@@ -147,7 +152,7 @@ def terminals(tmp_path_factory):
 def test_block(block, terminals):
     terminal = terminals(block.document)
     if block.language == "sh":
-        terminal.run_shell(block.text)
+        terminal.run_shell(block)
     elif block.language == "python":
         terminal.run(["python", "-c", block.text])
     elif block.language in {"c", "cmake"}:

@@ -35,16 +35,19 @@ check() { # check PROGRAM: it runs and says which kernel did the work
     esac
 }
 
-# pkg-config, shared and static. The flags are lists of words.
-# shellcheck disable=SC2046
-"$cc" -std=c11 -Wall -Wextra -Werror "$example" $(pkg-config --cflags --libs flash_kda) -lm \
+# pkg-config, shared and static. Its answer is a list of words quoted for a shell: folders may have
+# spaces in their names.
+flags=() libs=()
+eval "flags=($(pkg-config --cflags --libs flash_kda))"
+"$cc" -std=c11 -Wall -Wextra -Werror "$example" "${flags[@]}" -lm \
     -o "$work/pkg_config_shared"
 check "$work/pkg_config_shared"
 mkdir "$work/archive_only"
 cp "$libdir/libflashkda.a" "$work/archive_only/"
-# shellcheck disable=SC2046
-"$cc" -std=c11 "$example" $(pkg-config --cflags flash_kda) -L"$work/archive_only" \
-    $(pkg-config --static --libs flash_kda | sed "s|-L[^ ]*||") -o "$work/pkg_config_static"
+eval "flags=($(pkg-config --cflags flash_kda))"
+eval "libs=($(pkg-config --static --libs-only-l --libs-only-other flash_kda))"
+"$cc" -std=c11 "$example" "${flags[@]}" -L"$work/archive_only" "${libs[@]}" \
+    -o "$work/pkg_config_static"
 check "$work/pkg_config_static"
 if ldd "$work/pkg_config_static" | grep -q flashkda; then
     echo "pkg_config_static: linked the shared library" >&2
