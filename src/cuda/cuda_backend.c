@@ -54,8 +54,7 @@ static fkda_status fail_no_kernels(struct fkda_reason reason, int device)
                      device, major, minor, FKDA_CUDA_ARCHS);
 }
 
-/* The runtime remembers an error until it is asked: asked here, so that the next call starts clean.
- * */
+/* The runtime remembers an error until it is asked: asked here, so the next call starts clean. */
 static fkda_status fail_cuda(struct fkda_reason reason, cudaError_t error, int device)
 {
     char text[96];

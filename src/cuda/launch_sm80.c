@@ -12,9 +12,6 @@ void fkda_recurrence_2_sm80(struct fkda_recurrence_args args);
 void fkda_recurrence_4_sm80(struct fkda_recurrence_args args);
 void fkda_recurrence_8_sm80(struct fkda_recurrence_args args);
 
-/* As in the kernels. */
-enum { PREPARE_WARPS = 2, STAGES = 4, VALUE_BYTES = 512 };
-
 static const void *prepare_kernel(int gate)
 {
     return gate == FKDA_GATE_BOUNDED    ? (const void *)fkda_prepare_bounded_sm80

@@ -36,6 +36,13 @@ enum {
     IMAGE_BYTES = 17920
 };
 
+/* Launch shapes, which the host and the kernels must agree on. */
+enum {
+    PREPARE_WARPS = 2, /* of a block, an image each */
+    STAGES = 4,        /* of the recurrence's ring */
+    VALUE_BYTES = 512  /* v of one tile and warp in a stage, behind the image */
+};
+
 /* Element (b, t, h, c) at data + (b stride_b + t stride_t + h stride_h + c) elements. */
 struct fkda_cuda_view {
     const void *data;

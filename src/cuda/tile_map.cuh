@@ -47,8 +47,7 @@ static __device__ __forceinline__ struct sequence sequence_at(const struct fkda_
 }
 
 /* The sequence that owns image `tile`: the last n with tile_base(n) <= tile; N >= 1. A warp
- * searches 32 candidates a step, so 1024 sequences take two loads. Every lane returns the same n.
- * */
+ * searches 32 candidates a step, so 1024 sequences take two loads. All lanes return the same n. */
 static __device__ __forceinline__ int64_t sequence_of_tile(const struct fkda_cuda_sequences *s,
                                                            int64_t tile)
 {

@@ -20,12 +20,10 @@
  */
 #include "cuda/tile/prepare_steps.cuh"
 
-enum { WARPS = 2 };
-
 /* Per warp. a and tb take the place of the raw gate once the warp has left it, Kd that of raw k. */
 struct shared {
-    char k[TILE_TOKENS *
-           ROW_BYTES]; /* bf16 rows; the 16-byte pieces of a row are permuted, see piece() */
+    /* bf16 rows; the 16-byte pieces of a row are permuted, see piece() */
+    char k[TILE_TOKENS * ROW_BYTES];
     char q[TILE_TOKENS * ROW_BYTES];
     union {
         char g[TILE_TOKENS * ROW_BYTES];
@@ -76,8 +74,7 @@ static __device__ __forceinline__ float2 load_bias(const float *bias, int step)
     return bias ? make_float2(bias[16 * step], bias[16 * step + 8]) : make_float2(0.0f, 0.0f);
 }
 
-/* Walks the channels, 16 a step: everything but T, W and what depends on them. Kd replaces raw k.
- * */
+/* Walks the channels, 16 a step: all but T, W and what depends on them. Kd replaces raw k. */
 static __device__ __forceinline__ void walk_channels(struct tile *x,
                                                      const struct fkda_prepare_args *a,
                                                      struct shared *s, int gate, const float *g_f32,
@@ -174,7 +171,7 @@ static __device__ __forceinline__ void prepare(const struct fkda_prepare_args *a
                                                int gate)
 {
     const int lane = threadIdx.x % 32;
-    const int64_t work = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+    const int64_t work = (int64_t)blockIdx.x * PREPARE_WARPS + threadIdx.x / 32;
     const int64_t tile = work / a->HV;
     const int h = (int)(work % a->HV);
     if (tile >= a->tiles)
@@ -228,10 +225,10 @@ static __device__ __forceinline__ void prepare(const struct fkda_prepare_args *a
 /* `blocks` per multiprocessor bounds the registers: 112 a thread, or 168 for the halving's live
  * values. */
 #define DEFINE_PREPARE(name, gate, blocks)                                             \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS, blocks)                   \
+    extern "C" __global__ void __launch_bounds__(32 * PREPARE_WARPS, blocks)           \
         fkda_prepare_##name##_sm80(const __grid_constant__ struct fkda_prepare_args a) \
     {                                                                                  \
-        __shared__ __align__(128) struct shared s[WARPS];                              \
+        __shared__ __align__(128) struct shared s[PREPARE_WARPS];                      \
         prepare(&a, &s[threadIdx.x / 32], gate);                                       \
     }
 

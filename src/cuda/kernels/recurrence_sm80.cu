@@ -15,7 +15,7 @@
 #include "cuda/tile/bf16.cuh"
 #include "cuda/tile_map.cuh"
 
-enum { STAGES = 4, STEPS = TILE_K / 16, GROUPS = TILE_K / 8, F_STEP = 4, VALUE_BYTES = 512 };
+enum { STEPS = TILE_K / 16, GROUPS = TILE_K / 8, F_STEP = 4 };
 
 /* 2^e for -126 <= e <= 127 */
 static __device__ __forceinline__ float exp2_int(int e)
@@ -98,8 +98,7 @@ static __device__ __forceinline__ void copy_values(char *stage, const uint16_t *
     }
 }
 
-/* out of one tile: o[token block] holds rows (channels) g, g + 8 and columns (tokens) 2t, 2t + 1.
- * */
+/* out of one tile: o[token block] has rows (channels) g, g + 8 and columns (tokens) 2t, 2t + 1. */
 static __device__ __forceinline__ void store_output(uint16_t *out, int64_t stride_t, float o[2][4],
                                                     int count, int lane, int wide)
 {
