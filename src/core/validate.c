@@ -2,6 +2,7 @@
  *
  *     options -> each tensor by itself -> shapes against each other -> views -> contents -> overlap
  */
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -39,7 +40,8 @@ static fkda_status check_numbers(const fkda_args *args, struct fkda_reason reaso
         return fkda_fail(reason, FKDA_ERROR_INVALID_ARGUMENT,
                          "num_threads: %d, wanted from 0 (automatic) to %d", (int)args->num_threads,
                          FKDA_MAX_THREADS);
-    if (!isfinite((float)args->scale) || args->scale == 0)
+    /* Subnormal ones would count as 0 (cpu_backend.c). */
+    if (!isfinite((float)args->scale) || fabsf((float)args->scale) < FLT_MIN)
         return fkda_fail(reason, FKDA_ERROR_INVALID_ARGUMENT,
                          "scale: %g, wanted a finite float32 other than 0 (usually 1 / sqrt(K))",
                          args->scale);
@@ -168,6 +170,13 @@ static fkda_status check_states(const struct fkda_check *check, struct fkda_plan
     if (plan->N < 0)
         return fkda_fail(check->reason, FKDA_ERROR_INVALID_ARGUMENT,
                          "cu_seqlens: shape [0], wanted [N + 1]");
+    /* Sequences without tokens cost no memory, but work: its amount is computed. */
+    int64_t product;
+    if (__builtin_mul_overflow(plan->N, plan->HV * plan->V, &product) ||
+        __builtin_mul_overflow(plan->N, plan->T, &product))
+        return fkda_fail(check->reason, FKDA_ERROR_INVALID_ARGUMENT,
+                         "cu_seqlens: N = %lld, wanted N HV V and N T to fit 64 bits",
+                         (long long)plan->N);
 
     int64_t columns = indices && indices->ndim == 2 ? indices->shape[1] : 1;
     const int64_t rows[] = {plan->N, columns};

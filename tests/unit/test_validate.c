@@ -78,6 +78,8 @@ static fkda_tensor absent(void)
     X(scale_nan, ALL, INVALID, "scale: ", A.scale = (double)NAN;)                               \
     X(scale_inf, ALL, INVALID, "scale: -inf, wanted a finite", A.scale = -(double)INFINITY;)    \
     X(scale_not_float, ALL, INVALID, "scale: 1e+39, wanted a finite", A.scale = 1e39;)          \
+    X(scale_subnormal, ALL, INVALID, "scale: 1e-39, wanted a finite", A.scale = 1e-39;)         \
+    X(scale_vanishes, ALL, INVALID, "scale: -1e-60, wanted a finite", A.scale = -1e-60;)        \
     X(bound_minus_7, ALL, INVALID, "lower_bound: -7, wanted from -5 to 0", A.lower_bound = -7;) \
     X(bound_just_below, ALL, INVALID, "lower_bound: -5.0000000000000",                          \
       A.lower_bound = -5 - 1e-14;)                                                              \
@@ -346,6 +348,25 @@ static void test_longest_reason(void **state)
            FORWARD);
 }
 
+/* Sequences without tokens cost no memory: shapes alone say how many there are. */
+static void test_more_sequences_than_can_be_counted(void **state)
+{
+    (void)state;
+    const int64_t heads = INT64_C(1) << 42, many = INT64_C(1) << 50;
+    struct problem p;
+    problem_init(&p, (struct problem_sizes){.T = 0});
+    p.args.initial_state = p.args.final_state = p.args.A_log = p.args.dt_bias = absent();
+    p.args.q.shape[2] = p.args.k.shape[2] = p.args.v.shape[2] = heads;
+    p.args.g.shape[2] = p.args.beta.shape[2] = p.args.out.shape[2] = heads;
+    p.args.cu_seqlens = fkda_tensor_contiguous(NULL, FKDA_I32, 1, (const int64_t[]){many + 1});
+    size_t bytes = 7;
+    assert_int_equal(fkda_workspace_bytes(&p.args, &bytes, p.reason, sizeof p.reason), INVALID);
+    assert_string_equal(p.reason, "cu_seqlens: N = 1125899906842624, wanted N HV V and N T to fit "
+                                  "64 bits");
+    assert_int_equal(bytes, 7);
+    problem_free(&p);
+}
+
 /* ---- What is allowed ------------------------------------------------------------------------- */
 
 static void accept(struct problem *p, problem_call call)
@@ -463,6 +484,7 @@ int main(void)
         OPTION_CASES(LIST) TENSOR_CASES(LIST) SHAPE_CASES(LIST) OVERLAP_CASES(LIST)
             cmocka_unit_test(test_null_args),
         cmocka_unit_test(test_longest_reason),
+        cmocka_unit_test(test_more_sequences_than_can_be_counted),
         cmocka_unit_test(test_in_place_state_is_allowed),
         cmocka_unit_test(test_broadcast_inputs_are_allowed),
         cmocka_unit_test(test_unused_strides_are_free),
