@@ -136,19 +136,21 @@ size_t fkda_cpu_workspace_bytes(const struct fkda_plan *plan)
 /* ---- Tasks over threads ---------------------------------------------------------------------- */
 
 /* Subnormal operands cost over a hundred cycles each, and channels that decay to nothing make them;
- * while a task runs they count as 0. */
-static unsigned flush_subnormals(void)
+ * while a task runs they count as 0. Rounding to nearest and masked exceptions are set as well: what
+ * the caller has chosen holds for its own thread only, and results must not depend on which thread
+ * runs a task; a caller that traps overflows must not be stopped by a gate that has closed. */
+static unsigned enter_float_mode(void)
 {
 #ifdef __SSE__
     unsigned before = _mm_getcsr();
-    _mm_setcsr(before | 0x8040u); /* flush to zero, denormals are zero */
+    _mm_setcsr(0x9fc0u); /* flush to zero, denormals are zero, to nearest, no exception traps */
     return before;
 #else
     return 0;
 #endif
 }
 
-static void restore_subnormals(unsigned before)
+static void leave_float_mode(unsigned before)
 {
 #ifdef __SSE__
     _mm_setcsr(before);
@@ -186,9 +188,9 @@ static void run_task(const struct run *run, int64_t i, size_t thread)
         task.head_count = plan->HV - task.head_begin;
     if (task.v_begin + task.v_count > plan->V)
         task.v_count = plan->V - task.v_begin;
-    unsigned mode = flush_subnormals();
+    unsigned mode = enter_float_mode();
     run->function(&task);
-    restore_subnormals(mode);
+    leave_float_mode(mode);
 }
 
 static void run_in_parallel(void *argument)

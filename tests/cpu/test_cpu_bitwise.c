@@ -1,5 +1,6 @@
 /* What must not change a single bit: threads, cuts at 16 tokens, checkpoints, strides, index
  * dtypes, repetition, dirty memory, a neighbour's NaN. Every kernel set, fp32 prefill. */
+#include <fenv.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,6 +54,29 @@ static void threads(void **unused)
             }
             cpu_case_close(&c);
         }
+    }
+}
+
+/* What the caller has set for its own arithmetic is neither used nor changed. */
+static void rounding_mode(void **unused)
+{
+    (void)unused;
+    FOR_EACH_ISA(isa)
+    {
+        struct cpu_case c;
+        cpu_case_open(&c, &(struct cpu_shape){.T = 53, .H = 4, .q = FKDA_F32, .out = FKDA_F32});
+        c.args.scale = 0.125; /* a float32: nothing to round on the way in */
+        run_forward(&c.args, isa, 1);
+        struct saved nearest = save(&c);
+        for (int threads = 1; threads <= 3; threads += 2) {
+            cpu_case_poison(&c);
+            assert_int_equal(fesetround(FE_UPWARD), 0);
+            run_forward(&c.args, isa, threads);
+            assert_int_equal(fegetround(), FE_UPWARD);
+            assert_int_equal(fesetround(FE_TONEAREST), 0);
+            assert_same(&c, &nearest);
+        }
+        cpu_case_close(&c);
     }
 }
 
@@ -272,6 +296,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(threads),
+        cmocka_unit_test(rounding_mode),
         cmocka_unit_test(two_calls),
         cmocka_unit_test(checkpoints),
         cmocka_unit_test(strided_inputs),
