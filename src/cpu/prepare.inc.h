@@ -62,7 +62,7 @@ static inline struct gate_constants gate_of_head(const struct fkda_plan *plan, i
     struct gate_constants gate = {.kind = plan->gate, .bias = zero_row, .outer = LOG2E};
     if (plan->gate == FKDA_GATE_ACTIVATED)
         return gate;
-    float factor = plan->A_log ? expf(plan->A_log[head * plan->A_log_stride]) : 1.0f;
+    float factor = fkda_gate_factor(plan, head);
     if (plan->dt_bias)
         gate.bias = plan->dt_bias + head * plan->dt_bias_stride_h;
     gate.inner = -factor * LOG2E;

@@ -84,7 +84,7 @@ static void head_begin(struct head *head, const struct fkda_plan *plan, int64_t 
     head->seq = fkda_plan_sequence(plan, n);
     head->index = index;
     head->key_index = index / plan->heads_per_key;
-    float a = plan->A_log ? expf(plan->A_log[index * plan->A_log_stride]) : 1.0f;
+    float a = fkda_gate_factor(plan, index);
     if (plan->gate == FKDA_GATE_BOUNDED) {
         head->gate_factor = plan->lower_bound * LOG2_E;
         head->gate_scale = -a * LOG2_E;

@@ -2,6 +2,8 @@
 #ifndef FKDA_TASK_ROWS_H
 #define FKDA_TASK_ROWS_H
 
+#include <math.h>
+
 #include "core/bf16.h"
 #include "cpu/cpu_backend.h"
 
@@ -11,6 +13,18 @@ static inline int64_t fkda_heads_per_task(const struct fkda_plan *plan, int64_t 
     int64_t fit = (512 << 10) / (plan->K * plan->V * (int64_t)sizeof(float));
     int64_t heads = fit < 1 ? 1 : fit < most ? fit : most;
     return heads < plan->HV ? heads : plan->HV;
+}
+
+/* exp(A_log) of a head, kept finite after its product with log2 e: infinity times a channel without
+ * decay, or times a token that is not there, would be a NaN. The bounded gate multiplies it by g and
+ * by dt_bias and adds these: it is kept below where both could be infinite. It has long saturated. */
+static inline float fkda_gate_factor(const struct fkda_plan *plan, int64_t head)
+{
+    if (!plan->A_log)
+        return 1.0f;
+    float A_log = plan->A_log[head * plan->A_log_stride];
+    float most = plan->gate == FKDA_GATE_BOUNDED ? 60.0f : 88.0f;
+    return expf(A_log > most ? most : A_log);
 }
 
 static inline size_t fkda_element_bytes(fkda_dtype dtype)

@@ -200,6 +200,40 @@ static void deep_gates(void **unused)
     }
 }
 
+/* exp(A_log) far outside float32: gates that are open or closed, a token without decay among them,
+ * and a length that leaves empty places in its last group. */
+static void huge_gate_factors(void **unused)
+{
+    (void)unused;
+    static const float logs[] = {-100.0f, 80.0f, 88.0f, 100.0f, 700.0f};
+    for (size_t i = 0; i < 2 * (sizeof logs / sizeof logs[0]); i++) {
+        struct cpu_case c;
+        cpu_case_open(&c,
+                      &(struct cpu_shape){.T = 23,
+                                          .g = FKDA_F32,
+                                          .out = FKDA_F32,
+                                          .gate = i % 2 ? FKDA_GATE_SOFTPLUS : FKDA_GATE_BOUNDED});
+        ((float *)c.args.A_log.data)[0] = logs[i / 2];
+        float *g = c.args.g.data;
+        for (int64_t t = 0; t < 23; t++)
+            for (int64_t d = 0; d < 128; d++)
+                g[t * 128 + d] = t % 5 == 2 ? -3000.0f : 10 * g[t * 128 + d];
+        cpu_case_reference(&c);
+        FOR_EACH_ISA(isa)
+        {
+            cpu_case_poison(&c);
+            run_forward(&c.args, isa, 1);
+            double out = cpu_error(c.args.out.data, FKDA_F32, c.expected_out, c.out_count);
+            double state =
+                cpu_error(c.args.final_state.data, FKDA_F32, c.expected_state, c.state_count);
+            if (!(out <= BOUND_OUT_F32) || !(state <= BOUND_STATE))
+                fail_msg("%s A_log %g gate %d: out %.3g state %.3g", fkda_isa_name(isa),
+                         (double)logs[i / 2], (int)c.args.gate, out, state);
+        }
+        cpu_case_close(&c);
+    }
+}
+
 /* Values and states near the ends of float32: linear in both, so the ratio is the same. */
 static void large_and_small_values(void **unused)
 {
@@ -244,6 +278,7 @@ int main(void)
         cmocka_unit_test(error_does_not_grow),
         cmocka_unit_test(almost_no_decay),
         cmocka_unit_test(deep_gates),
+        cmocka_unit_test(huge_gate_factors),
         cmocka_unit_test(large_and_small_values),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

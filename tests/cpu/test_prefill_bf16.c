@@ -8,6 +8,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef __SSE__
+#include <xmmintrin.h>
+#endif
 
 #include <cmocka.h>
 
@@ -193,6 +196,33 @@ static void deep_gates(void **state)
     FOR_EACH_SET(isa)
     check(&c, isa, BOUND, BOUND);
     cpu_case_close(&c);
+}
+
+/* exp(A_log) far outside float32, biases of both signs; and a caller that traps what overflows. */
+static void huge_gate_factors(void **state)
+{
+    (void)state;
+    static const float logs[] = {80.0f, 88.0f, 100.0f, 1000.0f};
+    for (int i = 0; i < 8; i++) {
+        struct cpu_case c;
+        cpu_case_open(&c, &(struct cpu_shape){
+                              .T = 53, .gate = i % 2 ? FKDA_GATE_SOFTPLUS : FKDA_GATE_BOUNDED});
+        ((float *)c.args.A_log.data)[0] = logs[i / 2];
+        cpu_case_reference(&c);
+        FOR_EACH_SET(isa)
+        {
+#ifdef __SSE__
+            unsigned before = _mm_getcsr();
+            _mm_setcsr(before & ~0x680u); /* invalid, divide by zero, overflow */
+#endif
+            check(&c, isa, BOUND, BOUND);
+#ifdef __SSE__
+            assert_int_equal(_mm_getcsr() & 0xffc0u, before & ~0x680u & 0xffc0u);
+            _mm_setcsr(before);
+#endif
+        }
+        cpu_case_close(&c);
+    }
 }
 
 /* cases.md 1: one key for all tokens (q = k), values of period 16, b near 1, hardly any decay; and
@@ -521,14 +551,15 @@ static void unsupported_head_sizes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_length),    cmocka_unit_test(every_gate),
-        cmocka_unit_test(every_head_size), cmocka_unit_test(every_dtype),
-        cmocka_unit_test(every_flag),      cmocka_unit_test(magnitudes),
-        cmocka_unit_test(deep_gates),      cmocka_unit_test(collinear_keys),
-        cmocka_unit_test(long_slow_decay), cmocka_unit_test(threads_and_repeats),
-        cmocka_unit_test(cut_calls),       cmocka_unit_test(checkpoints),
-        cmocka_unit_test(neighbours),      cmocka_unit_test(strides_and_slots),
-        cmocka_unit_test(empty_sequences), cmocka_unit_test(unsupported_head_sizes),
+        cmocka_unit_test(every_length),      cmocka_unit_test(every_gate),
+        cmocka_unit_test(every_head_size),   cmocka_unit_test(every_dtype),
+        cmocka_unit_test(every_flag),        cmocka_unit_test(magnitudes),
+        cmocka_unit_test(deep_gates),        cmocka_unit_test(collinear_keys),
+        cmocka_unit_test(long_slow_decay),   cmocka_unit_test(threads_and_repeats),
+        cmocka_unit_test(cut_calls),         cmocka_unit_test(checkpoints),
+        cmocka_unit_test(neighbours),        cmocka_unit_test(strides_and_slots),
+        cmocka_unit_test(empty_sequences),   cmocka_unit_test(unsupported_head_sizes),
+        cmocka_unit_test(huge_gate_factors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
