@@ -144,6 +144,8 @@ static void set_cause(PyObject *cause_type, PyObject *cause, PyObject *cause_tra
 /* The producer refused: a sparse tensor, one without memory, a dtype it cannot export, ... */
 static int fail_unreadable(PyObject *object, const char *name)
 {
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
+        return -1; /* KeyboardInterrupt, SystemExit */
     PyObject *type, *cause, *traceback;
     PyErr_Fetch(&type, &cause, &traceback);
     PyErr_NormalizeException(&type, &cause, &traceback);

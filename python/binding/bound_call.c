@@ -259,6 +259,8 @@ static int bind_number(const char *name, const char *wanted, PyObject *object, d
         return fail_type(name, wanted, object);
     *value = PyFloat_AsDouble(object);
     if (*value == -1.0 && PyErr_Occurred()) {
+        if (!PyErr_ExceptionMatches(PyExc_Exception))
+            return -1; /* KeyboardInterrupt, SystemExit */
         PyErr_Clear();
         return fail_type(name, wanted, object);
     }
@@ -282,14 +284,13 @@ static int bind_flag(struct fkda_bound_call *call, const struct fkda_parameter *
 _Static_assert(FKDA_ISA_COUNT == 6, "bind_isa, Isa and fwd's docstring list the names");
 static int bind_isa(struct fkda_bound_call *call, const char *name, PyObject *object)
 {
-    const char *text = PyUnicode_Check(object) ? PyUnicode_AsUTF8AndSize(object, NULL) : NULL;
+    bool text = PyUnicode_Check(object);
     for (int isa = FKDA_ISA_AUTO; text && isa < FKDA_ISA_COUNT; isa++)
-        if (strcmp(text, fkda_isa_name((fkda_isa)isa)) == 0) {
+        if (PyUnicode_CompareWithASCIIString(object, fkda_isa_name((fkda_isa)isa)) == 0) {
             call->args.isa = isa;
             return 0;
         }
-    PyErr_Clear();
-    PyErr_Format(PyUnicode_Check(object) ? PyExc_ValueError : PyExc_TypeError,
+    PyErr_Format(text ? PyExc_ValueError : PyExc_TypeError,
                  "%s: %R, wanted None or one of 'auto', 'portable', 'avx2', 'avx512', "
                  "'avx512_bf16', 'amx_bf16'",
                  name, object);

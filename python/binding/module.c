@@ -31,7 +31,8 @@ static PyObject *raise_status(fkda_status status, const char *reason)
         kind = PyExc_ValueError;
     else if (status == FKDA_ERROR_OUT_OF_MEMORY)
         kind = PyExc_MemoryError;
-    PyErr_SetString(kind, reason[0] ? reason : fkda_status_name(status));
+    /* Not PyErr_SetString: what an environment variable holds may not be UTF-8. */
+    PyErr_Format(kind, "%s", reason[0] ? reason : fkda_status_name(status));
     return NULL;
 }
 

@@ -1,6 +1,7 @@
 """The binding: what it accepts as a tensor, what it refuses and how, and what it reports."""
 
 import inspect
+import os
 import sys
 import threading
 import time
@@ -136,6 +137,9 @@ def test_info_follows_the_environment(monkeypatch):
     with pytest.raises(ValueError, match="(?s)FLASH_KDA_CPU_ISA.*mmx.*portable"):
         flash_kda.info()
     assert_refused(ValueError, ["FLASH_KDA_CPU_ISA", "mmx", "portable"], make_call())
+    for value in (os.fsdecode(b"\xff"), 59 * "x" + "\u00e9"):  # no UTF-8, and cut in a letter
+        monkeypatch.setenv("FLASH_KDA_CPU_ISA", value)
+        assert_refused(ValueError, ["FLASH_KDA_CPU_ISA", "portable"], make_call())
 
 
 def test_report_tells_what_ran(isa):
@@ -279,6 +283,25 @@ def test_no_tensor_at_all(value):
         assert_refused(TypeError, [name, "tensor"], make_call(), **{name: value})
 
 
+class Interrupted:
+    """The user presses Ctrl-C while the argument is read."""
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+    def __dlpack__(self, **keywords):
+        raise KeyboardInterrupt
+
+    def __float__(self):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("name", ["q", "out", "scale", "lower_bound"])
+def test_interrupts_are_passed_on(name):
+    with pytest.raises(KeyboardInterrupt):
+        flash_kda.fwd(**{**make_call(), name: Interrupted()})
+
+
 WRONG_DTYPES = {
     "q": np.float16,
     "k": np.int32,
@@ -418,6 +441,7 @@ def test_isa_by_name(isa):
 
 def test_isa_refuses():
     assert_refused(ValueError, ["isa", "'mmx'", "'portable'"], make_call(), isa="mmx")
+    assert_refused(ValueError, "isa", make_call(), isa="portable\0")
     assert_refused(TypeError, ["isa", "3"], make_call(), isa=3)
     info = flash_kda.info()
     for name in ("avx2", "avx512", "avx512_bf16", "amx_bf16"):
