@@ -1,5 +1,6 @@
 /* command_line.c: the command line of every subcommand. */
 #include <errno.h>
+#include <float.h>
 #include <getopt.h>
 #include <math.h>
 #include <stdio.h>
@@ -8,7 +9,7 @@
 
 #include "program.h"
 
-#define MAX_THREADS 4096
+#define MAX_THREADS 1024 /* as the library */
 #define MAX_PIECE   (1 << 30)
 
 enum {
@@ -99,7 +100,8 @@ static bool parse_number(const char *text, double *value)
 
 bool fkda_parse_scale(const char *text, double *scale)
 {
-    return parse_number(text, scale) && *scale != 0;
+    /* What float32 cannot hold, the library refuses. */
+    return parse_number(text, scale) && fabs(*scale) >= FLT_MIN && fabs(*scale) <= FLT_MAX;
 }
 
 bool fkda_parse_lower_bound(const char *text, fkda_gate *gate, double *lower_bound)
@@ -193,7 +195,7 @@ static int parse_value(int option, const char *text, unsigned accepted, struct o
     case LONG_SCALE:
         if (!fkda_parse_scale(text, &options->scale))
             return fkda_print_error(EXIT_USAGE, options,
-                                    "--scale '%s': wanted a finite number other than 0", text);
+                                    "--scale '%s': wanted a finite float32 other than 0", text);
         options->has_scale = true;
         return EXIT_OK;
     case LONG_LOWER_BOUND:

@@ -90,7 +90,7 @@ static int read_settings(const struct safetensors_file *file, const struct optio
     args->precision = options->precision;
     args->num_threads = options->num_threads;
     if (!options->has_scale && scale && !fkda_parse_scale(scale, &args->scale))
-        return fail(reason, EXIT_INPUT, "metadata scale '%s': wanted a finite number other than 0",
+        return fail(reason, EXIT_INPUT, "metadata scale '%s': wanted a finite float32 other than 0",
                     fkda_printable_name(scale, shown, sizeof shown));
     if (!options->has_lower_bound && bound &&
         !fkda_parse_lower_bound(bound, &gate, &args->lower_bound))

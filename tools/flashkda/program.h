@@ -52,7 +52,7 @@ struct options {
 /* command_line.c. Returns EXIT_OK, or EXIT_USAGE after a message. *help: --help was given. */
 int fkda_parse_options(int argc, char **argv, unsigned accepted, struct options *options,
                        bool *help);
-/* A finite number other than 0. */
+/* A finite number other than 0 that a float32 holds with full precision. */
 bool fkda_parse_scale(const char *text, double *scale);
 /* "none" or a number in [-5, 0]. */
 bool fkda_parse_lower_bound(const char *text, fkda_gate *gate, double *lower_bound);
