@@ -66,7 +66,8 @@ def torch_records(options, ours):
 
     wanted = {}
     for record in ours:
-        if record["kind"] == "prefill" and record["regime"] == "random":
+        fp32 = record["kind"] == "prefill" and record["precision"] == "fp32"
+        if fp32 and record["regime"] == "random":
             key = record["case"], record["threads"]
             if key not in wanted or record["floor_ms"] < wanted[key]["floor_ms"]:
                 wanted[key] = record

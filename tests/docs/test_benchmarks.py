@@ -72,3 +72,47 @@ def test_incomplete_records_are_refused(change, tmp_path):
     with pytest.raises(ValueError, match="missing or wrong"):
         records.append(tmp_path / "x.jsonl", [record])
     assert not (tmp_path / "x.jsonl").exists()
+
+
+def gpu_record(**fields):
+    record = dict.fromkeys(records.COMMON + records.ON_GPU)
+    record |= {"commit": "abc", "date": "2999-01-01T00:00:00Z", "compiler": "nvcc", "gpu": "Card X"}
+    record |= {"driver": "1", "kind": "prefill", "regime": "slow", "impl": "flash_kda 0.1.0"}
+    record |= {"kernel": "cuda/k", "samples": 30, "floor_ms": 0.5, "bytes": 1, "load": [1.0, 1.0]}
+    record |= {"copy_gb_per_s": 4000.0, "error_out": 1.7e-3, "error_state": 6e-4, "again_ms": 2.02}
+    return record | {"median_ms": 2.0, "p10_ms": 1.9, "p90_ms": 2.2} | fields
+
+
+def test_gpu_part_of_the_report(tmp_path):
+    """Newest record of a case; peers beneath; the geometric mean where all ten shapes are there."""
+    import gpu_names
+
+    found = [gpu_record(case=name, median_ms=2.0, again_ms=2.02) for name in gpu_names.TEN_SHAPES]
+    for record, factor in zip(found, [4, 1 / 4] * 5):
+        record["median_ms"] *= factor
+        record["p10_ms"], record["p90_ms"] = record["median_ms"] * 0.9, record["median_ms"] * 1.1
+    old = gpu_record(case="8192x96", date="2998-01-01T00:00:00Z", median_ms=2.1, again_ms=None)
+    peer = gpu_record(case="8192x96", impl="fla chunk_kda 0.6.0", kernel="fla")
+    records.append(tmp_path / "gpu.jsonl", [*found, gpu_record(case="8192x96"), old, peer])
+    with open(tmp_path / "gpu.jsonl", "a") as file:
+        file.write(json.dumps(gpu_record(case="1x1", dry_run=True)) + "\n")
+    document = tmp_path / "x.md"
+    done = report("--results", tmp_path, "--document", document, "--no-pictures")
+    assert done.returncode == 0, done.stderr
+    text = document.read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| 8192x96 |")]
+    assert [("chunk_kda" in row, "**2**" in row, "| 4.0 |" in row) for row in rows] == [
+        (False, True, True),
+        (True, True, True),
+    ]
+    assert "| 1 % |" in rows[0] and "1.7e-03 / 6.0e-04" in rows[0]
+    assert "| flash_kda | slow | 0.5 | 2 |" in text
+    assert "fla chunk_kda | slow" not in text and "1x1" not in text
+
+
+def test_one_thread_counts_processor_time():
+    import report_text
+
+    record = {"threads": 1, "min_ms": 9.0, "min_cpu_ms": 4.0}
+    assert report_text.best_ms(record) == 4.0
+    assert report_text.best_ms(record | {"threads": 2}) == 9.0
