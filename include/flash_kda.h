@@ -16,7 +16,8 @@
  * fkda_forward (prefill), fkda_decode (a few tokens per sequence, state updated in place) or
  * fkda_reference (the same in float64: the definition). Every buffer belongs to the caller. A call
  * either returns FKDA_OK, or returns an error, writes the reason (argument, value seen, value
- * wanted) and leaves every output untouched. Nothing prints, exits or aborts.
+ * wanted) and leaves every output untouched. Nothing prints, exits or aborts; but GCC's OpenMP
+ * runtime ends the process where the system refuses it a thread (num_threads 1 asks for none).
  *
  * On CUDA (fkda_forward only): q, k, v, out bfloat16, K 128, every pointer of the descriptor in the
  * memory of device_index. Work is queued on the stream: no synchronisation, no allocation, fit for
@@ -119,7 +120,7 @@ typedef enum fkda_gate {
 } fkda_gate;
 
 enum {
-    FKDA_QK_L2NORM = 1u << 0,       /* normalise q and k along K */
+    FKDA_QK_L2NORM = 1u << 0,       /* normalise q and k along K; in fp32, norms up to 1e18 */
     FKDA_BETA_SIGMOID = 1u << 1,    /* beta holds logits */
     FKDA_ALLOW_NEG_EIGVAL = 1u << 2 /* b is doubled */
 };
