@@ -394,5 +394,9 @@ fkda_status fkda_validate(const fkda_args *args, enum fkda_call call, struct fkd
     status = fkda_check_sequences(&check, plan);
     if (status == FKDA_OK)
         status = fkda_check_overlap(&check);
+    /* No token to read, no state to write: nothing to do, for however many sequences. */
+    if (call != FKDA_CALL_WORKSPACE && plan->device == FKDA_CPU && plan->num_tokens == 0 &&
+        !plan->final_state.data && !plan->checkpoint_state.data)
+        plan->N = 0;
     return status;
 }

@@ -436,6 +436,15 @@ static void test_nothing_at_all(void **state)
     problem_run(&p, fkda_forward);
     problem_assert_untouched(&p);
     problem_free(&p);
+
+    /* More sequences than could be looked at one by one, of no tokens each. */
+    problem_init(&p, (struct problem_sizes){.T = 0});
+    p.args.initial_state = p.args.final_state = absent();
+    for (int i = 0; i < 6; i++)
+        tensors[i]->shape[0] = INT64_C(1) << 40, tensors[i]->data = NULL;
+    problem_run(&p, fkda_reference);
+    problem_run(&p, fkda_forward);
+    problem_free(&p);
 }
 
 static void test_optional_tensors_may_be_absent(void **state)
