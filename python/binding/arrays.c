@@ -216,14 +216,14 @@ static int copy_description(const struct fkda_dl_tensor *dl, const char *name,
     tensor->data = dl->data ? (char *)dl->data + dl->byte_offset : NULL;
     tensor->ndim = dl->ndim;
     tensor->dtype = (int32_t)to_dtype(dl->dtype);
-    int64_t row_major_stride = 1;
+    uint64_t row_major_stride = 1; /* may wrap: an empty tensor's other sizes can be anything */
     result->row_major = true;
     for (int i = dl->ndim - 1; i >= 0; i--) {
         tensor->shape[i] = dl->shape[i];
-        tensor->stride[i] = dl->strides ? dl->strides[i] : row_major_stride;
-        if (tensor->shape[i] != 1 && tensor->stride[i] != row_major_stride)
+        tensor->stride[i] = dl->strides ? dl->strides[i] : (int64_t)row_major_stride;
+        if (tensor->shape[i] != 1 && (uint64_t)tensor->stride[i] != row_major_stride)
             result->row_major = false;
-        row_major_stride *= tensor->shape[i];
+        row_major_stride *= (uint64_t)tensor->shape[i];
     }
     if (row_major_stride == 0)
         result->row_major = true; /* empty: its strides mean nothing */
