@@ -40,11 +40,34 @@ class _Finder:
         loader.exec_module = exec_module_then_call
 
 
+class _Waiter:
+    """Finds nothing: calls `function` at the first import after module `name` is complete."""
+
+    def __init__(self, name, function):
+        self.name = name
+        self.function = function
+
+    def find_spec(self, name, path=None, target=None):
+        if self in sys.meta_path and not _initializing(self.name):
+            sys.meta_path.remove(self)
+            if self.name in sys.modules:  # its import may have failed
+                self.function()
+        return None
+
+
+def _initializing(name):
+    return getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False)
+
+
 def call_after_import(name, function):
-    """Calls function() now if module `name` is imported, else right after it has been."""
-    module = sys.modules.get(name)
-    initializing = getattr(getattr(module, "__spec__", None), "_initializing", False)
-    if module is None:
+    """Calls function() now if module `name` is imported, else once it has been.
+
+    A module whose import is under way (it imports us, directly or not) counts as imported when the
+    next import statement runs after it is complete.
+    """
+    if name not in sys.modules:
         sys.meta_path.insert(0, _Finder(name, function))
-    elif not initializing:
+    elif _initializing(name):
+        sys.meta_path.insert(0, _Waiter(name, function))
+    else:
         function()
