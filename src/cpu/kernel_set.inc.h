@@ -86,6 +86,7 @@ struct prefill {
     const struct fkda_plan *plan;
     struct fkda_sequence seq;
     struct scratch scratch;
+    struct gate_constants gates[PREFILL_HEADS];
     int64_t v_per_block;                /* value channels to prefetch per COEF_BLOCK key channels */
     int64_t checkpoint, checkpoint_end; /* the next one to write */
 };
@@ -287,11 +288,13 @@ static void run_panels(struct prefill *run, int64_t tokens)
 {
     const struct fkda_cpu_task *task = run->task;
     const struct fkda_plan *plan = run->plan;
-    for (int64_t h = 0; h < task->head_count; h++)
+    for (int64_t h = 0; h < task->head_count; h++) {
+        run->gates[h] = gate_of_head(plan, task->head_begin + h);
         load_panels(panels_of(run, h), plan->K, task->v_count,
                     fkda_state_row(plan, &plan->initial_state, run->seq.slot, task->head_begin + h,
                                    task->v_begin),
                     plan->initial_state.dtype);
+    }
     store_checkpoint(run, 0);
     for (int64_t t = 0; t < tokens; t += CHUNK) {
         int64_t count = tokens - t < CHUNK ? tokens - t : CHUNK;
@@ -302,7 +305,7 @@ static void run_panels(struct prefill *run, int64_t tokens)
                                     .t = last ? t + CHUNK : t};
             next.key_head = next.head / plan->heads_per_key;
             next.end = next.t + CHUNK < tokens ? next.t + CHUNK : tokens;
-            prepare_chunk(plan, &run->seq, head, t, count, &run->scratch.chunk);
+            prepare_chunk(plan, &run->seq, &run->gates[h], head, t, count, &run->scratch.chunk);
             run_chunk(run, h, t, count, &next);
         }
         store_checkpoint(run, t + count);

@@ -39,8 +39,8 @@ static const float zero_row[MAX_K]; /* stands for absent tokens and for an absen
 struct gate_constants {
     fkda_gate kind;
     const float *bias; /* [K], any alignment */
-    float inner,
-        outer; /* bounded: outer / (1 + 2^(inner (g + bias))); softplus, activated: outer */
+    /* bounded: outer / (1 + 2^(inner (g + bias))), inverse = 1 / outer; softplus, activated: outer */
+    float inner, outer, inverse;
 };
 
 /* Up to CHUNK tokens of one head, ready for the passes. */
@@ -54,7 +54,7 @@ struct chunk {
 
 struct group_rows {
     const void *q[GROUP], *k[GROUP], *g[GROUP];
-    float live[GROUP]; /* 1; 0 for a token past the end, which then changes nothing */
+    int64_t count; /* tokens that exist; those past the end are rows of 0 and do not decay */
 };
 
 static inline struct gate_constants gate_of_head(const struct fkda_plan *plan, int64_t head)
@@ -67,6 +67,7 @@ static inline struct gate_constants gate_of_head(const struct fkda_plan *plan, i
         gate.bias = plan->dt_bias + head * plan->dt_bias_stride_h;
     gate.inner = -factor * LOG2E;
     gate.outer = plan->gate == FKDA_GATE_BOUNDED ? plan->lower_bound * LOG2E : gate.inner;
+    gate.inverse = gate.outer < -0x1p-60f ? 1 / gate.outer : -0x1p60f; /* the decay is 1 */
     return gate;
 }
 
@@ -75,10 +76,9 @@ FKDA_BODY vf load_channels(const void *row, bool is_bf16, int64_t d)
     return is_bf16 ? vf_load_bf16((const uint16_t *)row + d) : vf_loadu((const float *)row + d);
 }
 
-FKDA_BODY vf gate_log2(const struct gate_constants *gate, fkda_gate kind, vf g, int64_t d,
-                       float live)
+FKDA_BODY vf gate_log2(const struct gate_constants *gate, fkda_gate kind, vf g, int64_t d)
 {
-    vf outer = vf_set1(gate->outer * live);
+    vf outer = vf_set1(gate->outer);
     if (kind == FKDA_GATE_ACTIVATED)
         return vf_mul(outer, g);
     vf x = vf_add(g, vf_loadu(gate->bias + d));
@@ -149,31 +149,51 @@ FKDA_BODY void decay_channels(const struct group_rows *rows, const struct gate_c
     FKDA_EACH(i, count)
     x[i] = load_channels(rows->g[i % GROUP], is_bf16, d + i / GROUP * VF_LANES);
     if (kind == FKDA_GATE_BOUNDED) {
+        vf inner = vf_set1(gate->inner), bias[EACH];
+        FKDA_EACH(j, vecs)
+        bias[j] = vf_mul(inner, vf_loadu(gate->bias + d + j * VF_LANES));
         FKDA_EACH(i, count)
-        x[i] = vf_add(x[i], vf_loadu(gate->bias + d + i / GROUP * VF_LANES));
-        FKDA_EACH(i, count)
-        x[i] = vf_mul(x[i], vf_set1(gate->inner));
-        vm_sigmoid_exp2_each(x, count);
-        FKDA_EACH(i, count)
-        x[i] = vf_mul(x[i], vf_set1(gate->outer * rows->live[i % GROUP]));
+        x[i] = vf_fma(x[i], inner, bias[i / GROUP]);
+        vm_decay_each(x, vf_set1(gate->inverse), count);
     } else {
         FKDA_EACH(i, count)
-        x[i] = gate_log2(gate, kind, x[i], d + i / GROUP * VF_LANES, rows->live[i % GROUP]);
+        x[i] = gate_log2(gate, kind, x[i], d + i / GROUP * VF_LANES);
+        vm_exp2_each(x, count);
     }
-    vm_exp2_each(x, count);
     FKDA_EACH(i, count)
     vf_store(decay + i % GROUP * K + d + i / GROUP * VF_LANES, x[i]);
 }
 
+/* Fetches for writing where `channels` channels of a group, from d on, will go: the passes have
+ * driven it out of the first-level cache, and stores that miss it would drain one by one. */
+FKDA_BODY void fetch_slots(float *own, int64_t K, int64_t d, int64_t channels)
+{
+    if (d % COEF_BLOCK != 0)
+        return;
+    for (int64_t c = d; c < d + channels; c += COEF_BLOCK) {
+        for (int r = ROW_KD; r < COEF_ROWS; r++)
+            __builtin_prefetch(own + c * COEF_ROWS + r * COEF_BLOCK, 1, 3);
+        for (int r = ROW_KR; r < ROW_KD; r++)
+            __builtin_prefetch(own + (K + c) * COEF_ROWS + r * COEF_BLOCK, 1, 3);
+    }
+}
+
 FKDA_BODY void group_decays(const struct group_rows *rows, const struct gate_constants *gate,
-                            fkda_gate kind, bool is_bf16, int64_t K, float *decay)
+                            fkda_gate kind, bool is_bf16, int64_t K, float *own, float *decay)
 {
     const int64_t step = VECS_EACH * VF_LANES;
     int64_t d = 0;
-    for (; d + step <= K; d += step)
+    for (; d + step <= K; d += step) {
+        fetch_slots(own, K, d, step); /* between computations, which leave time for it */
         decay_channels(rows, gate, kind, is_bf16, K, d, VECS_EACH, decay);
-    for (; d < K; d += VF_LANES)
+    }
+    for (; d < K; d += VF_LANES) {
+        fetch_slots(own, K, d, VF_LANES);
         decay_channels(rows, gate, kind, is_bf16, K, d, 1, decay);
+    }
+    for (int64_t i = rows->count; i < GROUP; i++)
+        for (d = 0; d < K; d += VF_LANES)
+            vf_store(decay + i * K + d, vf_set1(1.0f));
 }
 
 /* Sums over channels, one per lane: the triangle, and the squares of k and q. */
@@ -220,7 +240,7 @@ FKDA_BODY void group_body(const struct group_rows *rows, const struct gate_const
 {
     float decay[GROUP * MAX_K] __attribute__((aligned(64)));
     float *next = own + COEF_ROWS * K;
-    group_decays(rows, gate, kind, is_bf16, K, decay);
+    group_decays(rows, gate, kind, is_bf16, K, own, decay);
     struct group_sums sum;
 #pragma GCC unroll 16
     for (int i = 0; i < TRIANGLE; i++)
@@ -308,7 +328,8 @@ static struct row_steps steps_of(const struct fkda_view *view, const struct fkda
 
 /* Tokens t0 .. t0 + count - 1 of one head: fills every field of the chunk. */
 static void prepare_chunk(const struct fkda_plan *plan, const struct fkda_sequence *seq,
-                          int64_t head, int64_t t0, int64_t count, const struct chunk *chunk)
+                          const struct gate_constants *gate, int64_t head, int64_t t0,
+                          int64_t count, const struct chunk *chunk)
 {
     const int64_t key_head = head / plan->heads_per_key, K = plan->K;
     const bool all_bf16 =
@@ -316,16 +337,15 @@ static void prepare_chunk(const struct fkda_plan *plan, const struct fkda_sequen
     const struct row_steps q = steps_of(&plan->q, seq, t0, key_head);
     const struct row_steps k = steps_of(&plan->k, seq, t0, key_head);
     const struct row_steps g = steps_of(&plan->g, seq, t0, head);
-    struct gate_constants gate = gate_of_head(plan, head);
-    group_function group = group_for(gate.kind, all_bf16);
+    group_function group = group_for(gate->kind, all_bf16);
     float room[3 * GROUP][MAX_K]; /* rows that must be converted, where not all are bfloat16 */
+    prepare_beta(plan, seq, head, t0, count, chunk->b); /* a long chain: others run beside it */
     if (count <= CHUNK - GROUP)
         memset(chunk->squares, 0, 2 * CHUNK * VF_LANES * sizeof(float));
     for (int64_t first = 0; first < count; first += GROUP) {
-        struct group_rows rows;
+        struct group_rows rows = {.count = count - first};
         for (int64_t i = 0; i < GROUP; i++) {
             int64_t t = first + i;
-            rows.live[i] = t < count ? 1.0f : 0.0f;
             rows.q[i] = t < count ? q.first + t * q.bytes : (const char *)zero_row;
             rows.k[i] = t < count ? k.first + t * k.bytes : (const char *)zero_row;
             rows.g[i] = t < count ? g.first + t * g.bytes : (const char *)zero_row;
@@ -335,12 +355,11 @@ static void prepare_chunk(const struct fkda_plan *plan, const struct fkda_sequen
             rows.k[i] = row_as_f32(&plan->k, rows.k[i], K, room[3 * i + 1]);
             rows.g[i] = row_as_f32(&plan->g, rows.g[i], K, room[3 * i + 2]);
         }
-        group(&rows, &gate, K, chunk->slots + first / GROUP * COEF_ROWS * K,
+        group(&rows, gate, K, chunk->slots + first / GROUP * COEF_ROWS * K,
               chunk->triangles + first / GROUP * TRIANGLE, chunk->squares + first * VF_LANES);
     }
     factors_of(plan, chunk->squares, 1.0f, chunk->k_factor);
     factors_of(plan, chunk->squares + CHUNK * VF_LANES, plan->scale, chunk->q_factor);
-    prepare_beta(plan, seq, head, t0, count, chunk->b);
     for (int64_t t = 0; t < CHUNK; t += VF_LANES)
         vf_store(chunk->b + t, vf_mul(vf_load(chunk->b + t), vf_load(chunk->k_factor + t)));
 }

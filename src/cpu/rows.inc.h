@@ -39,11 +39,11 @@ static void prepare_token(const struct fkda_plan *plan, const struct fkda_sequen
     for (int64_t d = 0; d < K; d += VF_LANES) {
         vf g = load_any(g_row, plan->g.dtype, d);
         if (gate->kind == FKDA_GATE_BOUNDED)
-            g = gate_log2(gate, FKDA_GATE_BOUNDED, g, d, 1.0f);
+            g = gate_log2(gate, FKDA_GATE_BOUNDED, g, d);
         else if (gate->kind == FKDA_GATE_SOFTPLUS)
-            g = gate_log2(gate, FKDA_GATE_SOFTPLUS, g, d, 1.0f);
+            g = gate_log2(gate, FKDA_GATE_SOFTPLUS, g, d);
         else
-            g = gate_log2(gate, FKDA_GATE_ACTIVATED, g, d, 1.0f);
+            g = gate_log2(gate, FKDA_GATE_ACTIVATED, g, d);
         vf a = vm_exp2(g);
         vf k = vf_mul(load_any(k_row, plan->k.dtype, d), vf_set1(tokens->k_factor[i]));
         vf q = vf_mul(load_any(q_row, plan->q.dtype, d), vf_set1(tokens->q_factor[i]));

@@ -36,6 +36,21 @@ static vf apply_softplus(vf x)
     return vm_softplus(x);
 }
 
+/* The decay of a bounded gate with lower bound -5. */
+#define DECAY_INVERSE (-1 / (5 * LOG2E))
+
+static vf apply_decay(vf y)
+{
+    vf each[EACH] = {y};
+    vm_decay_each(each, vf_set1(DECAY_INVERSE), 1);
+    return each[0];
+}
+
+static double exact_decay(double y)
+{
+    return exp2(1 / ((double)DECAY_INVERSE * (1 + exp2(y))));
+}
+
 static double exact_sigmoid(double y)
 {
     return 1 / (1 + exp2(y));
@@ -101,6 +116,15 @@ static void sigmoid_is_accurate(void **unused)
     assert_true(worst_ulp(apply_sigmoid, exact_sigmoid, -120.0f, 120.0f) <= 2.5);
 }
 
+/* The rounding of the logarithm, 5 log2(e) at most, shows where the decay is deep. */
+static void decay_is_accurate(void **unused)
+{
+    (void)unused;
+    assert_true(worst_ulp(apply_decay, exact_decay, -64.0f, 0.0f) <= 8.0);
+    assert_true(worst_ulp(apply_decay, exact_decay, 0.0f, 4.0f) <= 7.0);
+    assert_true(worst_ulp(apply_decay, exact_decay, 4.0f, 70.0f) <= 1.6);
+}
+
 /* e^-|x| carries the rounding of x log2(e), up to |x| ulp; softplus does where it is small. */
 static void softplus_is_accurate(void **unused)
 {
@@ -122,6 +146,9 @@ static void ends_of_the_range(void **unused)
     assert_true(one(apply_sigmoid, -INFINITY) == 1.0f);
     assert_true(one(apply_sigmoid, INFINITY) < 2e-38f);
     assert_true(isnan(one(apply_sigmoid, NAN)));
+    assert_true(one(apply_decay, INFINITY) == 1.0f);
+    assert_true(fabs((double)one(apply_decay, -INFINITY) - exp(-5)) < 1e-8);
+    assert_true(isnan(one(apply_decay, NAN)));
     assert_true(one(apply_softplus, -INFINITY) == 0.0f);
     assert_true(one(apply_softplus, INFINITY) == INFINITY);
     assert_true(isnan(one(apply_softplus, NAN)));
@@ -192,8 +219,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(exp2_is_accurate),    cmocka_unit_test(exp2_near_one_is_not_biased),
         cmocka_unit_test(sigmoid_is_accurate), cmocka_unit_test(softplus_is_accurate),
-        cmocka_unit_test(ends_of_the_range),   cmocka_unit_test(bf16_conversions),
-        cmocka_unit_test(transpose_and_sums),
+        cmocka_unit_test(decay_is_accurate),   cmocka_unit_test(ends_of_the_range),
+        cmocka_unit_test(bf16_conversions),    cmocka_unit_test(transpose_and_sums),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
