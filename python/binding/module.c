@@ -205,6 +205,12 @@ static PyObject *py_last_report(PyObject *module, PyObject *unused)
                          "num_calls", last.num_calls);
 }
 
+static const char last_report_doc[] =
+    "last_report()\n--\n\n"
+    "What the last successful call of this thread did, as a dict; None before the first.\n\n"
+    "call is fwd, decode or reference; kernel names what ran, such as cpu/avx512/prefill_fp32;\n"
+    "num_calls counts the successful calls of this thread.";
+
 static PyMethodDef methods[] = {
     {"fwd", (PyCFunction)(void (*)(void))py_fwd, METH_FASTCALL, NULL},
     {"decode", (PyCFunction)(void (*)(void))py_decode, METH_FASTCALL, NULL},
@@ -212,7 +218,7 @@ static PyMethodDef methods[] = {
     {"time_call", (PyCFunction)(void (*)(void))py_time_call, METH_FASTCALL, NULL},
     {"workspace_size", py_workspace_size, METH_VARARGS, NULL},
     {"info", py_info, METH_NOARGS, NULL},
-    {"last_report", py_last_report, METH_NOARGS, NULL},
+    {"last_report", py_last_report, METH_NOARGS, last_report_doc},
     {NULL, NULL, 0, NULL},
 };
 

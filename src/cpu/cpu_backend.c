@@ -136,9 +136,10 @@ size_t fkda_cpu_workspace_bytes(const struct fkda_plan *plan)
 /* ---- Tasks over threads ---------------------------------------------------------------------- */
 
 /* Subnormal operands cost over a hundred cycles each, and channels that decay to nothing make them;
- * while a task runs they count as 0. Rounding to nearest and masked exceptions are set as well: what
- * the caller has chosen holds for its own thread only, and results must not depend on which thread
- * runs a task; a caller that traps overflows must not be stopped by a gate that has closed. */
+ * while a task runs they count as 0. Rounding to nearest and masked exceptions are set as well:
+ * what the caller has chosen holds for its own thread only, and results must not depend on which
+ * thread runs a task; a caller that traps overflows must not be stopped by a gate that has
+ * closed. */
 static unsigned enter_float_mode(void)
 {
 #ifdef __SSE__

@@ -16,8 +16,9 @@ static inline int64_t fkda_heads_per_task(const struct fkda_plan *plan, int64_t 
 }
 
 /* exp(A_log) of a head, kept finite after its product with log2 e: infinity times a channel without
- * decay, or times a token that is not there, would be a NaN. The bounded gate multiplies it by g and
- * by dt_bias and adds these: it is kept below where both could be infinite. It has long saturated. */
+ * decay, or times a token that is not there, would be a NaN. The bounded gate multiplies it by g
+ * and by dt_bias and adds these: it is kept below where both could be infinite. It has long
+ * saturated. */
 static inline float fkda_gate_factor(const struct fkda_plan *plan, int64_t head)
 {
     if (!plan->A_log)

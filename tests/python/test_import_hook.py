@@ -34,7 +34,8 @@ def test_an_imported_module_is_not_waited_for():
 def test_a_later_import_is_followed_once(modules):
     modules(hooked_later="x = 1")
     calls = []
-    _torch_hook.call_after_import("hooked_later", lambda: calls.append("hooked_later" in sys.modules))
+    name = "hooked_later"
+    _torch_hook.call_after_import(name, lambda: calls.append(name in sys.modules))
     assert calls == []
     importlib.import_module("hooked_later")
     importlib.import_module("hooked_later")
