@@ -39,7 +39,8 @@ static const float zero_row[MAX_K]; /* stands for absent tokens and for an absen
 struct gate_constants {
     fkda_gate kind;
     const float *bias; /* [K], any alignment */
-    /* bounded: outer / (1 + 2^(inner (g + bias))), inverse = 1 / outer; softplus, activated: outer */
+    /* bounded: outer / (1 + 2^(inner (g + bias))), inverse = 1 / outer;
+     * softplus, activated: outer */
     float inner, outer, inverse;
 };
 
