@@ -3,10 +3,10 @@
  *
  *     taskset -c 1 bench_prefill_cycles [seconds per line]
  *
- * A cycle is what two FMA instructions take in a loop right before and after the sample. Samples
- * are many and, but for the whole calls, far shorter than a time slice, so that other programs on
- * the machine change the first quartile little. The products of a token and head are 1536 cycles (K = V
- * = 128). */
+ * A cycle is what two FMA instructions take in a loop right before and after the sample.
+ * Samples are many and, but for the whole calls, far shorter than a time slice, so that other
+ * programs on the machine change the first quartile little. The products of a token and head
+ * are 1536 cycles (K = V = 128). */
 #include <immintrin.h>
 #include <stdio.h>
 #include <stdlib.h>
