@@ -113,7 +113,7 @@ static void prefetch_token(const struct prefill *run, struct upcoming *next, str
     const struct fkda_plan *plan = run->plan;
     if (next->t >= next->end) {
         for (int i = 0; i < AHEAD; i++) /* what is at hand: costs nothing */
-            io->ahead[i] = (struct prefetch_row){.row = (const char *)io->triangle};
+            io->ahead[i].row = (const char *)run->scratch.chunk.triangles, io->ahead[i].step = 0;
         return;
     }
     prefetch_row(run, &plan->q, next->t, next->key_head, COEF_BLOCK, &io->ahead[0]);

@@ -327,7 +327,7 @@ UNOBSERVED static void spoil_pointers(struct trial *t, struct source *s)
             tensor->data = NULL;
             break;
         case 1:
-            if (tensor->data) {
+            if (tensor->data && (uintptr_t)tensor->data % 2 == 0) { /* twice is aligned again */
                 tensor->data = (char *)tensor->data + 1;
                 t->backed = t->backed && fkda_dtype_bytes((fkda_dtype)tensor->dtype) > 1;
             }
