@@ -41,11 +41,22 @@ def built_with(target: Path) -> dict[str, str]:
     return {"compiler": version.splitlines()[0], "sanitizers": "fuzzer," + sanitizers}
 
 
-def run_slice(target: Path, work: Path, inputs: int, seconds: int, seed: int) -> dict:
+def fill_corpus(name: str, corpus: Path) -> list[str]:
+    """Seeds, and libFuzzer's options for them, as run_fuzz.sh has them."""
+    corpus.mkdir(parents=True, exist_ok=True)
+    options, words = ["-max_len=4096"], HERE / f"{name}.dict"
+    if (HERE / "corpus" / name).exists():
+        shutil.copytree(HERE / "corpus" / name, corpus, dirs_exist_ok=True)
+    else:
+        subprocess.run([sys.executable, HERE / "make_seeds.py", corpus], check=True)
+        options = ["-max_len=512", "-len_control=0"]
+    return [*options, f"-dict={words}"] if words.exists() else options
+
+
+def run_slice(command: list, work: Path, inputs: int, seconds: int, seed: int) -> dict:
     log = work / "log"
-    command = [target, f"-runs={inputs}", f"-max_total_time={seconds}", f"-seed={seed}"]
-    command += ["-max_len=512", "-len_control=0", "-timeout=20", "-rss_limit_mb=2048"]
-    command += ["-print_final_stats=1", "corpus"]
+    command = [*command, f"-runs={inputs}", f"-max_total_time={seconds}", f"-seed={seed}"]
+    command += ["-timeout=20", "-rss_limit_mb=2048", "-print_final_stats=1", "corpus"]
     with log.open("w") as stream:
         status = subprocess.run(command, cwd=work, stderr=stream).returncode
     text = log.read_text(errors="replace")
@@ -68,18 +79,12 @@ def main() -> int:
     args = parser.parse_args()
     target = args.target.resolve()
     work = Path(f"{target}.record")
-    (work / "corpus").mkdir(parents=True, exist_ok=True)
-    seeds = HERE / "corpus" / target.name.removeprefix("fuzz_")
-    if seeds.exists():
-        shutil.copytree(seeds, work / "corpus", dirs_exist_ok=True)
-    else:
-        subprocess.run([sys.executable, HERE / "make_seeds.py", work / "corpus"], check=True)
-
+    options = fill_corpus(target.name.removeprefix("fuzz_"), work / "corpus")
     commit = git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain") else "")
     began, inputs, slices, part = time.monotonic(), 0, 0, {"status": 0, "edges": 0}
     while inputs < args.inputs and part["status"] == 0:
         slices += 1
-        part = run_slice(target, work, args.inputs - inputs, args.slice_seconds, slices)
+        part = run_slice([target, *options], work, args.inputs - inputs, args.slice_seconds, slices)
         inputs += part["inputs"]
         print(f"slice {slices}: {inputs} inputs, {part['edges']} edges", flush=True)
     record = {
