@@ -194,4 +194,5 @@ if wants tree; then
 fi
 
 note "Summary"
+python3 tests/gpu/gpu_record.py || true # a report: it does not decide
 python3 tests/summary.py "$reports/steps"

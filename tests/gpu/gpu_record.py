@@ -1,23 +1,28 @@
 #!/usr/bin/env python3
 """The record of GPU test runs, and whether it speaks of the kernels as they are now.
 
-    python3 tests/gpu/gpu_record.py        says so in one line; exits with 0 either way
+    python3 tests/gpu/gpu_record.py              says so in one line; exits with 0 either way
+    python3 tests/gpu/gpu_record.py --write      shows the newest record in README.md
+    python3 tests/gpu/gpu_record.py --add FILE   takes over the records of another machine, and that
 
 Machines that check every commit have no GPU. A run on one appends a line to records.jsonl with a
 hash of the kernels' sources, and this says whether they have changed since.
 """
 
+import argparse
 import datetime
 import hashlib
 import json
 import os
 import pathlib
+import re
 import subprocess
-import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 RECORDS = HERE / "records.jsonl"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- gpu_record.py --write: begin -->\n", "<!-- gpu_record.py --write: end -->\n"
 
 
 def hash_kernels():
@@ -96,6 +101,45 @@ def state():
     return last["failed"] == 0, f"GPU tests: {done}; the kernels are the same"
 
 
-if __name__ == "__main__":
+def table(record):
+    """What README shows: the record alone, so that it stays true while the sources change."""
+    row = {
+        "GPU": record["gpu"],
+        "passed": record["passed"],
+        "failed": record["failed"],
+        "skipped": sum(record["skipped"].values()),
+        "commit": f"`{record['commit'][:12]}`",
+        "date": record["date"],
+        "hash of the kernels": f"`{record['kernels']}`",
+        "built for": record["archs"],
+        "driver": record["driver"],
+        "torch": record["torch"],
+    }
+    lines = (row, ["---"] * len(row), row.values())
+    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+
+
+def put_into(text, record):
+    """README's text with this record in its place."""
+    pattern = re.compile(f"(?<={re.escape(BEGIN)}).*?(?={re.escape(END)})", re.S)
+    changed, places = pattern.subn(lambda _: table(record), text)
+    assert places == 1, f"README.md: wanted one place between {BEGIN!r} and {END!r}"
+    return changed
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--add", type=pathlib.Path, metavar="FILE")
+    options = parser.parse_args()
+    if options.add:
+        added = [json.loads(line) for line in options.add.read_text().splitlines() if line.strip()]
+        with RECORDS.open("a") as file:
+            file.writelines(json.dumps(record) + "\n" for record in added)
+    if options.write or options.add:
+        README.write_text(put_into(README.read_text(), read()[-1]))
     print(state()[1])
-    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()
