@@ -29,6 +29,7 @@ int fkda_visit_array_reader(struct fkda_array_reader *reader, visitproc visit, v
     for (int i = 0; i < FKDA_ARRAY_TYPES; i++)
         Py_VISIT(reader->types[i].type);
     Py_VISIT(reader->is_grad_enabled);
+    Py_VISIT(reader->increment_version);
     return 0;
 }
 
@@ -37,6 +38,7 @@ void fkda_clear_array_reader(struct fkda_array_reader *reader)
     for (int i = 0; i < FKDA_ARRAY_TYPES; i++)
         Py_CLEAR(reader->types[i].type);
     Py_CLEAR(reader->is_grad_enabled);
+    Py_CLEAR(reader->increment_version);
     Py_CLEAR(reader->name_requires_grad);
     Py_CLEAR(reader->name_is_neg);
     Py_CLEAR(reader->name_dlpack);
@@ -98,6 +100,10 @@ static struct fkda_array_type *learn_type(struct fkda_array_reader *reader, PyOb
         found.dispatches = has_own_dispatch(type, torch_tensor);
         if (!reader->is_grad_enabled)
             reader->is_grad_enabled = find_loaded("torch", "is_grad_enabled");
+        if (!reader->increment_version) /* what torch.autograd.graph.increment_version calls */
+            reader->increment_version = find_loaded("torch._C", "_increment_version");
+        if (!reader->increment_version)
+            reader->increment_version = find_loaded("torch.autograd.graph", "increment_version");
     } else {
         PyObject *ndarray = find_loaded("numpy", "ndarray");
         found.numpy = is_subclass_of(type, ndarray);
@@ -165,17 +171,6 @@ static int fail_unreadable(PyObject *object, const char *name)
                  "CPU or a CUDA device",
                  name, (PyObject *)Py_TYPE(object), why);
     set_cause(type, cause, traceback);
-    return -1;
-}
-
-static int fail_dtype(PyObject *object, const char *name)
-{
-    PyObject *dtype = PyObject_GetAttrString(object, "dtype");
-    PyErr_Clear();
-    PyErr_Format(PyExc_TypeError,
-                 "%s: dtype %S, wanted one of bfloat16, float32, float64, int32, int64", name,
-                 dtype ? dtype : Py_None);
-    Py_XDECREF(dtype);
     return -1;
 }
 
@@ -425,10 +420,33 @@ int fkda_read_array(struct fkda_array_call *call, PyObject *object, const char *
         return -1;
     int failed = type.table ? read_through_table(&type, object, name, result)
                             : read_through_dlpack(reader, &type, object, name,
-                                                  use != FKDA_ARRAY_READ, result);
+                                                  use == FKDA_ARRAY_WRITTEN, result);
     if (failed)
         return -1;
-    if (use != FKDA_ARRAY_BYTES && result->tensor.dtype == FKDA_DTYPE_INVALID)
-        return fail_dtype(object, name);
     return type.torch ? refuse_negative_view(reader, object, name, &result->tensor) : 0;
+}
+
+int fkda_mark_written(struct fkda_array_reader *reader, PyObject *const *tensors, int count)
+{
+    if (!reader->increment_version || count == 0)
+        return 0;
+    PyObject *all = PyTuple_New(count);
+    for (int i = 0; all && i < count; i++) {
+        Py_INCREF(tensors[i]);
+        PyTuple_SetItem(all, i, tensors[i]);
+    }
+    PyObject *done =
+        all ? PyObject_CallFunctionObjArgs(reader->increment_version, all, NULL) : NULL;
+    Py_XDECREF(all);
+    if (!done && PyErr_ExceptionMatches(PyExc_TypeError)) { /* older torch takes one tensor */
+        PyErr_Clear();
+        for (int i = 0; i < count; i++) {
+            Py_XDECREF(done);
+            done = PyObject_CallFunctionObjArgs(reader->increment_version, tensors[i], NULL);
+            if (!done)
+                break;
+        }
+    }
+    Py_XDECREF(done);
+    return done ? 0 : -1;
 }

@@ -23,8 +23,10 @@ struct fkda_array_type {
 
 struct fkda_array_reader {
     struct fkda_array_type types[FKDA_ARRAY_TYPES];
-    int next;                  /* the entry that is replaced next */
-    PyObject *is_grad_enabled; /* torch.is_grad_enabled, NULL before the first torch tensor */
+    int next; /* the entry that is replaced next */
+    /* torch.is_grad_enabled and torch._C._increment_version; NULL before the first torch
+     * tensor */
+    PyObject *is_grad_enabled, *increment_version;
     PyObject *name_requires_grad, *name_is_neg, *name_dlpack, *name_dlpack_device;
 };
 
@@ -50,15 +52,19 @@ struct fkda_array {
 };
 
 enum fkda_array_use {
-    FKDA_ARRAY_READ,    /* a tensor of a dtype that the library knows */
-    FKDA_ARRAY_WRITTEN, /* the same, and its memory must be writable */
-    FKDA_ARRAY_BYTES    /* written, any dtype: a workspace */
+    FKDA_ARRAY_READ,   /* its memory may be read-only */
+    FKDA_ARRAY_WRITTEN /* its memory must be writable */
 };
 
 /* Reads `object`, the argument called `name`. Returns 0, or -1 with an exception set, or 1 when
  * only torch's dispatcher can look into this type (fake and distributed tensors); result->owner is
- * to be released in every case. */
+ * to be released in every case. A dtype that the library does not know is FKDA_DTYPE_INVALID. */
 int fkda_read_array(struct fkda_array_call *call, PyObject *object, const char *name,
                     enum fkda_array_use use, struct fkda_array *result);
+
+/* Tells torch that the call wrote these tensors of torch: a backward pass that saved one of them
+ * then fails, as it does after torch's own in-place operations. Returns 0, or -1 with an exception
+ * set. */
+int fkda_mark_written(struct fkda_array_reader *reader, PyObject *const *tensors, int count);
 
 #endif /* FKDA_ARRAYS_H */

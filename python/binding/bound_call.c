@@ -15,7 +15,7 @@ enum kind {
     OPTIONAL, /* None: absent */
     OUTPUT,   /* wanted, written */
     OPTIONAL_OUTPUT,
-    WORKSPACE, /* None or bytes of any dtype */
+    WORKSPACE, /* None or memory of any dtype */
     SCALE,
     LOWER_BOUND, /* None: the softplus gate */
     FLAG,        /* a bool that sets `value` in fkda_args.flags */
@@ -25,63 +25,72 @@ enum kind {
     THREADS
 };
 
+/* Dtypes of a tensor: bits of 1 << enum fkda_dtype. */
+enum {
+    FLOATS = 1 << FKDA_BF16 | 1 << FKDA_F32,
+    RESULTS = FLOATS | 1 << FKDA_F64, /* the last one in reference only */
+    FLOAT32 = 1 << FKDA_F32,
+    INTEGERS = 1 << FKDA_I32 | 1 << FKDA_I64
+};
+
 struct fkda_parameter {
     const char *name;
     enum kind kind;
     size_t value; /* offset of the tensor in fkda_args, or the flag */
+    int dtypes;
 };
 
 #define AT(field) offsetof(fkda_args, field)
 
 static const struct fkda_parameter forward_parameters[] = {
-    {"q", TENSOR, AT(q)},
-    {"k", TENSOR, AT(k)},
-    {"v", TENSOR, AT(v)},
-    {"g", TENSOR, AT(g)},
-    {"beta", TENSOR, AT(beta)},
-    {"scale", SCALE, 0},
-    {"out", OUTPUT, AT(out)},
-    {"A_log", OPTIONAL, AT(A_log)},
-    {"dt_bias", OPTIONAL, AT(dt_bias)},
-    {"lower_bound", LOWER_BOUND, 0},
-    {"initial_state", OPTIONAL, AT(initial_state)},
-    {"final_state", OPTIONAL_OUTPUT, AT(final_state)},
-    {"cu_seqlens", OPTIONAL, AT(cu_seqlens)},
-    {"workspace", WORKSPACE, 0},
-    {"checkpoint_state", OPTIONAL_OUTPUT, AT(checkpoint_state)},
-    {"checkpoint_offsets", OPTIONAL, AT(checkpoint_offsets)},
-    {"checkpoint_indptr", OPTIONAL, AT(checkpoint_indptr)},
-    {"state_indices", OPTIONAL, AT(state_indices)},
-    {"use_qk_l2norm_in_kernel", FLAG, FKDA_QK_L2NORM},
-    {"use_gate_in_kernel", GATE, 0},
-    {"use_beta_sigmoid_in_kernel", FLAG, FKDA_BETA_SIGMOID},
-    {"allow_neg_eigval", FLAG, FKDA_ALLOW_NEG_EIGVAL},
-    {"isa", ISA, 0},
-    {"precision", PRECISION, 0},
-    {"num_threads", THREADS, 0},
+    {"q", TENSOR, AT(q), FLOATS},
+    {"k", TENSOR, AT(k), FLOATS},
+    {"v", TENSOR, AT(v), FLOATS},
+    {"g", TENSOR, AT(g), FLOATS},
+    {"beta", TENSOR, AT(beta), FLOATS},
+    {"scale", SCALE, 0, 0},
+    {"out", OUTPUT, AT(out), RESULTS},
+    {"A_log", OPTIONAL, AT(A_log), FLOAT32},
+    {"dt_bias", OPTIONAL, AT(dt_bias), FLOAT32},
+    {"lower_bound", LOWER_BOUND, 0, 0},
+    {"initial_state", OPTIONAL, AT(initial_state), RESULTS},
+    {"final_state", OPTIONAL_OUTPUT, AT(final_state), RESULTS},
+    {"cu_seqlens", OPTIONAL, AT(cu_seqlens), INTEGERS},
+    {"workspace", WORKSPACE, 0, 0},
+    {"checkpoint_state", OPTIONAL_OUTPUT, AT(checkpoint_state), RESULTS},
+    {"checkpoint_offsets", OPTIONAL, AT(checkpoint_offsets), INTEGERS},
+    {"checkpoint_indptr", OPTIONAL, AT(checkpoint_indptr), INTEGERS},
+    {"state_indices", OPTIONAL, AT(state_indices), INTEGERS},
+    {"use_qk_l2norm_in_kernel", FLAG, FKDA_QK_L2NORM, 0},
+    {"use_gate_in_kernel", GATE, 0, 0},
+    {"use_beta_sigmoid_in_kernel", FLAG, FKDA_BETA_SIGMOID, 0},
+    {"allow_neg_eigval", FLAG, FKDA_ALLOW_NEG_EIGVAL, 0},
+    {"isa", ISA, 0, 0},
+    {"precision", PRECISION, 0, 0},
+    {"num_threads", THREADS, 0, 0},
 };
 
 static const struct fkda_parameter decode_parameters[] = {
-    {"q", TENSOR, AT(q)},
-    {"k", TENSOR, AT(k)},
-    {"v", TENSOR, AT(v)},
-    {"g", TENSOR, AT(g)},
-    {"beta", TENSOR, AT(beta)},
-    {"scale", SCALE, 0},
-    {"out", OUTPUT, AT(out)},
-    {"A_log", OPTIONAL, AT(A_log)},
-    {"dt_bias", OPTIONAL, AT(dt_bias)},
-    {"lower_bound", LOWER_BOUND, 0},
-    {"state", OUTPUT, AT(final_state)},
-    {"state_indices", OPTIONAL, AT(state_indices)},
-    {"num_accepted_tokens", OPTIONAL, AT(num_accepted_tokens)},
-    {"cu_seqlens", OPTIONAL, AT(cu_seqlens)},
-    {"use_qk_l2norm_in_kernel", FLAG, FKDA_QK_L2NORM},
-    {"use_gate_in_kernel", GATE, 0},
-    {"use_beta_sigmoid_in_kernel", FLAG, FKDA_BETA_SIGMOID},
-    {"allow_neg_eigval", FLAG, FKDA_ALLOW_NEG_EIGVAL},
-    {"isa", ISA, 0},
-    {"num_threads", THREADS, 0},
+    {"q", TENSOR, AT(q), FLOATS},
+    {"k", TENSOR, AT(k), FLOATS},
+    {"v", TENSOR, AT(v), FLOATS},
+    {"g", TENSOR, AT(g), FLOATS},
+    {"beta", TENSOR, AT(beta), FLOATS},
+    {"scale", SCALE, 0, 0},
+    {"out", OUTPUT, AT(out), RESULTS},
+    {"A_log", OPTIONAL, AT(A_log), FLOAT32},
+    {"dt_bias", OPTIONAL, AT(dt_bias), FLOAT32},
+    {"lower_bound", LOWER_BOUND, 0, 0},
+    {"state", OUTPUT, AT(final_state), RESULTS},
+    {"state_indices", OPTIONAL, AT(state_indices), INTEGERS},
+    {"num_accepted_tokens", OPTIONAL, AT(num_accepted_tokens), INTEGERS},
+    {"cu_seqlens", OPTIONAL, AT(cu_seqlens), INTEGERS},
+    {"use_qk_l2norm_in_kernel", FLAG, FKDA_QK_L2NORM, 0},
+    {"use_gate_in_kernel", GATE, 0, 0},
+    {"use_beta_sigmoid_in_kernel", FLAG, FKDA_BETA_SIGMOID, 0},
+    {"allow_neg_eigval", FLAG, FKDA_ALLOW_NEG_EIGVAL, 0},
+    {"isa", ISA, 0, 0},
+    {"num_threads", THREADS, 0, 0},
 };
 
 _Static_assert(sizeof forward_parameters / sizeof forward_parameters[0] == FKDA_MAX_PARAMETERS,
@@ -179,14 +188,35 @@ static int bind_device(struct fkda_bound_call *call, const char *name, PyObject 
     return bind_stream(call, object, array);
 }
 
+/* The library would refuse it as well; here it is a TypeError, and unknown dtypes have a name. */
+static int check_dtype(const struct fkda_bound_call *call, const struct fkda_parameter *parameter,
+                       PyObject *object, const fkda_tensor *tensor)
+{
+    int wanted = parameter->dtypes;
+    if (call->entry != &fkda_entry_reference)
+        wanted &= ~(1 << FKDA_F64);
+    if (wanted >> tensor->dtype & 1)
+        return 0;
+    char names[64] = "";
+    size_t used = 0;
+    for (int i = FKDA_BF16; i <= FKDA_F16; i++)
+        if (wanted >> i & 1)
+            used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", used ? " or " : "",
+                                     fkda_dtype_name((fkda_dtype)i));
+    PyObject *dtype = PyObject_GetAttrString(object, "dtype");
+    PyErr_Clear();
+    PyErr_Format(PyExc_TypeError, "%s: dtype %S, wanted %s", parameter->name,
+                 dtype ? dtype : Py_None, names);
+    Py_XDECREF(dtype);
+    return -1;
+}
+
 static int bind_tensor(struct fkda_bound_call *call, const struct fkda_parameter *parameter,
                        PyObject *object)
 {
-    enum fkda_array_use use = FKDA_ARRAY_READ;
-    if (parameter->kind == WORKSPACE)
-        use = FKDA_ARRAY_BYTES;
-    else if (parameter->kind == OUTPUT || parameter->kind == OPTIONAL_OUTPUT)
-        use = FKDA_ARRAY_WRITTEN;
+    bool written = parameter->kind == OUTPUT || parameter->kind == OPTIONAL_OUTPUT ||
+                   parameter->kind == WORKSPACE;
+    enum fkda_array_use use = written ? FKDA_ARRAY_WRITTEN : FKDA_ARRAY_READ;
     struct fkda_array array;
     int result = fkda_read_array(&call->arrays, object, parameter->name, use, &array);
     if (array.owner)
@@ -195,7 +225,11 @@ static int bind_tensor(struct fkda_bound_call *call, const struct fkda_parameter
         return result;
     if (bind_device(call, parameter->name, object, &array) != 0)
         return -1;
-    if (use != FKDA_ARRAY_BYTES) {
+    if (written && array.torch)
+        call->written[call->num_written++] = object;
+    if (parameter->kind != WORKSPACE) {
+        if (check_dtype(call, parameter, object, &array.tensor) != 0)
+            return -1;
         memcpy((char *)&call->args + parameter->value, &array.tensor, sizeof array.tensor);
         return 0;
     }
@@ -238,7 +272,7 @@ static int allocate_workspace(struct fkda_bound_call *call)
         call->args.workspace_bytes = bytes;
         return 0;
     }
-    static const struct fkda_parameter parameter = {"workspace", WORKSPACE, 0};
+    static const struct fkda_parameter parameter = {"workspace", WORKSPACE, 0, 0};
     PyObject *tensor = ask_library(call, "empty_bytes", bytes);
     if (!tensor)
         return -1;
@@ -384,6 +418,7 @@ int fkda_bind_call(struct fkda_bound_call *call, const struct fkda_entry_point *
                      entry->num_parameters, count);
         return -1;
     }
+    call->entry = entry;
     fkda_args_init(&call->args);
     call->args.report = &call->report;
     call->arrays = (struct fkda_array_call){.reader = reader, .grad_enabled = -1};

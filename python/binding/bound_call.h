@@ -17,13 +17,17 @@ struct fkda_entry_point {
 extern const struct fkda_entry_point fkda_entry_fwd, fkda_entry_decode, fkda_entry_reference;
 
 #define FKDA_MAX_PARAMETERS 25
+#define FKDA_MAX_WRITTEN    4 /* out, final_state, checkpoint_state, workspace */
 
 struct fkda_bound_call {
+    const struct fkda_entry_point *entry;
     fkda_args args;
     fkda_report report;
     struct fkda_array_call arrays;
     PyObject *owners[FKDA_MAX_PARAMETERS]; /* owned; keep the memory of the tensors alive */
     int num_owners;
+    PyObject *written[FKDA_MAX_WRITTEN]; /* borrowed; torch's tensors that the call writes */
+    int num_written;
     const char *first_name; /* the argument that fixed the device; NULL: none yet */
     struct fkda_dl_device device;
     const struct fkda_dl_table *table; /* of the first tensor, for CUDA; NULL: it has none */

@@ -8,6 +8,7 @@
  */
 #include <Python.h>
 
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
@@ -20,20 +21,50 @@ static _Thread_local struct {
     unsigned long long num_calls;
 } last;
 
+/* Wrong dtypes do not come this far: binding raises TypeError for them. */
 static PyObject *raise_status(fkda_status status, const char *reason)
 {
     PyObject *kind = PyExc_RuntimeError;
-    if (status == FKDA_ERROR_INVALID_ARGUMENT)
-        kind = strstr(reason, ": dtype ") ? PyExc_TypeError : PyExc_ValueError;
+    if (status == FKDA_ERROR_INVALID_ARGUMENT || status == FKDA_ERROR_WORKSPACE)
+        kind = PyExc_ValueError;
     else if (status == FKDA_ERROR_UNSUPPORTED)
         kind = PyExc_NotImplementedError; /* a RuntimeError */
-    else if (status == FKDA_ERROR_WORKSPACE)
-        kind = PyExc_ValueError;
     else if (status == FKDA_ERROR_OUT_OF_MEMORY)
         kind = PyExc_MemoryError;
     /* Not PyErr_SetString: what an environment variable holds may not be UTF-8. */
     PyErr_Format(kind, "%s", reason[0] ? reason : fkda_status_name(status));
     return NULL;
+}
+
+/* The reason in Python's words: the library speaks of its own functions, and of decode's state by
+ * the field that holds it. */
+static void translate_reason(const struct fkda_entry_point *entry, const char *reason, char *text,
+                             size_t bytes)
+{
+    const struct {
+        const char *c, *python;
+    } words[] = {
+        {"fkda_forward", "fwd"},
+        {"fkda_decode", "decode"},
+        {"fkda_reference", "reference"},
+        {"final_state", entry == &fkda_entry_decode ? "state" : "final_state"},
+    };
+    size_t used = 0;
+    while (*reason && used + 1 < bytes) {
+        size_t i = 0, length = 0;
+        for (; i < sizeof words / sizeof words[0]; i++) {
+            length = strlen(words[i].c);
+            if (strncmp(reason, words[i].c, length) == 0)
+                break;
+        }
+        if (i < sizeof words / sizeof words[0]) {
+            used += (size_t)snprintf(text + used, bytes - used, "%s", words[i].python);
+            reason += length;
+        } else {
+            text[used++] = *reason++;
+        }
+    }
+    text[used < bytes ? used : bytes - 1] = '\0';
 }
 
 static PyObject *run_call(PyObject *module, const struct fkda_entry_point *entry,
@@ -54,12 +85,14 @@ static PyObject *run_call(PyObject *module, const struct fkda_entry_point *entry
             last.call = entry->name;
             last.report = call.report;
             last.num_calls++;
-            result = Py_None;
-            Py_INCREF(result);
+            if (fkda_mark_written(call.arrays.reader, call.written, call.num_written) == 0) {
+                result = Py_None;
+                Py_INCREF(result);
+            }
         } else {
-            /* The library knows decode's state by the field that holds it. */
-            bool state = entry == &fkda_entry_decode && strncmp(reason, "final_state", 11) == 0;
-            raise_status(status, state ? reason + 6 : reason);
+            char text[FKDA_REASON_BYTES]; /* never longer: no Python name is */
+            translate_reason(entry, reason, text, sizeof text);
+            raise_status(status, text);
         }
     }
     fkda_release_call(&call);

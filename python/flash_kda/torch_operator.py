@@ -55,7 +55,6 @@ def _register(name):
     parameters = inspect.signature(getattr(flash_kda, name)).parameters.values()
     defaults = tuple(parameter.default for parameter in parameters)
     schema = " ".join(_SCHEMAS[name].split())
-    written = [i for i, text in enumerate(schema.split(",")) if "!" in text]
 
     def run(*arguments):
         # torch leaves out trailing arguments that equal their defaults.
@@ -76,9 +75,6 @@ def _register(name):
                     )
         with torch._C._AutoDispatchBelowAutograd():
             operator(*arguments)
-        for i in written:
-            if i < len(arguments) and arguments[i] is not None:
-                torch.autograd.graph.increment_version(arguments[i])
 
     _library.define(schema, tags=_tags())
     operator = getattr(torch.ops.flash_kda, name).default

@@ -221,10 +221,10 @@ def test_the_device_of_the_tensors_is_used():
 
 def test_decode_and_reference_say_that_they_have_no_cuda_kernels():
     call = moved(shared(4, 2))
-    with pytest.raises(NotImplementedError, match="fkda_reference has no CUDA kernels"):
+    with pytest.raises(NotImplementedError, match="cuda, reference has no CUDA kernels"):
         run(call, fn=flash_kda.reference)
     state = torch.zeros(call.state_shape(), device=DEVICE)
-    with pytest.raises(NotImplementedError, match="fkda_decode has no CUDA kernels"):
+    with pytest.raises(NotImplementedError, match="cuda, decode has no CUDA kernels"):
         flash_kda.decode(
             *(call.q, call.k, call.v, call.g, call.beta, call.scale, torch.empty_like(call.v)),
             *(call.A_log, call.dt_bias, -5.0, state),

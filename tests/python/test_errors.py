@@ -1,5 +1,7 @@
 """Bad calls: an error that names the argument, the value and the one wanted; nothing is written."""
 
+import inspect
+
 import pytest
 import torch
 from inputs import BF16, F32, F64, bits, environment, make, poisoned, run
@@ -106,8 +108,39 @@ def test_wrong_dtype(function, name):
     if name in ("A_log", "dt_bias"):
         wrong.append(BF16)
     for dtype in wrong:
-        message = refuse(function, args | {name: args[name].to(dtype)}, [name])
-        assert "float32" in message or "bfloat16" in message or "dtype" in message
+        message = refuse(function, args | {name: args[name].to(dtype)}, [name], TypeError)
+        assert f"{name}: dtype {dtype}, wanted " in message and "float32" in message
+
+
+def parameters_of(function):
+    return inspect.signature(FUNCTIONS[function]).parameters
+
+
+INTEGERS = ["cu_seqlens", "state_indices", "num_accepted_tokens"]
+INTEGERS += ["checkpoint_offsets", "checkpoint_indptr"]
+
+
+@pytest.mark.parametrize(
+    "function, name",
+    [(f, n) for f in FUNCTIONS for n in INTEGERS if n in parameters_of(f)],
+)
+def test_wrong_dtype_of_integers(function, name):
+    args = good(function)
+    for dtype in (F32, BF16, torch.int16, torch.uint8, torch.bool):
+        wrong = torch.zeros(2).to(dtype)
+        message = refuse(function, args | {name: wrong}, [name], TypeError)
+        assert f"{name}: dtype {dtype}, wanted int32 or int64" in message
+
+
+def test_errors_speak_of_the_python_functions():
+    args = good("decode")
+    many = {n: torch.zeros(1, 17, 2, 128) for n in ("q", "k", "v", "g", "out")}
+    message = refuse("decode", args | many | {"beta": torch.zeros(1, 17, 2)}, ["q"], ValueError)
+    assert message == "q: T = 17 tokens, wanted from 1 to 16 in decode"
+    overlap = args | {"out": args["state"][0, 0, :8].view(1, 4, 2, 128)}
+    message = refuse("decode", overlap, ["out"], ValueError)
+    assert "shares memory with" in message and "state" in message
+    assert "final_state" not in message
 
 
 @each_tensor

@@ -325,13 +325,50 @@ def test_operator_passes_every_option():
         assert torch.equal(plain[name], through[name]) and not plain[name].isnan().any()
 
 
-def test_operator_counts_as_a_write():
+def versions(call):
+    return {n: x._version for n, x in call.items() if isinstance(x, torch.Tensor)}
+
+
+@pytest.mark.parametrize("call_it", ["function", "operator", "under inference_mode"])
+@pytest.mark.parametrize("name", ["fwd", "decode"])
+def test_a_call_counts_as_a_write(name, call_it):
     """Autograd must notice that what it saved has changed."""
+    call = make_call(T=1 if name == "decode" else 20)
+    written = {"out", "final_state"}
+    if name == "decode":
+        call["state"] = call.pop("initial_state")
+        del call["final_state"]
+        written = {"out", "state"}
+    function = getattr(torch.ops.flash_kda if call_it == "operator" else flash_kda, name)
+    before = versions(call)
+    with torch.inference_mode(call_it == "under inference_mode"):
+        function(**call)
+    after = versions(call)
+    assert {n for n in before if after[n] > before[n]} == written
+
+
+def test_a_call_without_success_is_no_write():
     call = make_call()
-    versions = call["out"]._version, call["final_state"]._version, call["q"]._version
-    torch.ops.flash_kda.fwd(**call)
-    assert call["out"]._version > versions[0] and call["final_state"]._version > versions[1]
-    assert call["q"]._version == versions[2]
+    before = versions(call)
+    with pytest.raises(ValueError, match="scale"):
+        flash_kda.fwd(**{**call, "scale": 0.0})
+    assert versions(call) == before
+
+
+def test_autograd_notices_what_a_call_wrote():
+    call = make_call()
+    factor = torch.ones(1, requires_grad=True)
+    product = factor * call["out"]  # saves out for the backward pass
+    flash_kda.fwd(**call)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+
+
+def test_inference_tensors_have_no_version_to_count():
+    with torch.inference_mode():
+        call = clone(make_call())
+        flash_kda.fwd(**call)
+    assert not call["out"].isnan().any()
 
 
 def test_operator_passes_the_checks_of_torch():

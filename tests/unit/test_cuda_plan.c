@@ -349,6 +349,14 @@ static void test_workspace_bytes_needs_no_device(void **state)
         assert_int_equal(status, FKDA_ERROR_UNSUPPORTED);
         assert_string_equal(reason, "device: cuda, this build has no CUDA kernels, wanted cpu");
     }
+    /* Without kernels that is what is said, whatever else CUDA would refuse. */
+    args.q.dtype = FKDA_F32;
+    args.q.stride[0] = args.q.stride[1] = 0;
+    assert_int_equal(fkda_workspace_bytes(&args, &bytes, reason, sizeof reason),
+                     FKDA_ERROR_UNSUPPORTED);
+    assert_string_equal(reason, library_has_cuda()
+                                    ? "q: dtype float32, wanted bfloat16 on CUDA"
+                                    : "device: cuda, this build has no CUDA kernels, wanted cpu");
 }
 
 static void test_workspace_is_the_callers(void **state)

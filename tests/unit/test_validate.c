@@ -66,8 +66,6 @@ static fkda_tensor absent(void)
     X(cuda_decode, DECODE, UNSUPPORTED, "device: cuda, fkda_decode has no", A.device = 1;)      \
     X(cuda_reference, REFERENCE, UNSUPPORTED, "device: cuda, fkda_reference has no",            \
       A.device = 1;)                                                                            \
-    X(cuda_float32, FORWARD | SIZE, UNSUPPORTED, "q: dtype float32, wanted bfloat16 on CUDA",   \
-      A.device = 1;)                                                                            \
     X(isa_negative, ALL, INVALID, "isa: -1, wanted", A.isa = -1;)                               \
     X(isa_6, ALL, INVALID, "isa: 6, wanted", A.isa = FKDA_ISA_COUNT;)                           \
     X(precision_3, ALL, INVALID, "precision: 3, wanted 0 (default)", A.precision = 3;)          \
