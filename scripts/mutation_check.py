@@ -46,10 +46,10 @@ MUTANTS = [
         "test_definition.py -k gates",
     ),
     Mutant(
-        "reference: epsilon of the norm ten times as large",
-        "src/ref/reference.c",
-        "#define NORM_EPSILON 1e-6",
-        "#define NORM_EPSILON 1e-5",
+        "epsilon of the norm ten times as large",
+        "src/core/constants.h",
+        "#define FKDA_NORM_EPSILON 1e-6",
+        "#define FKDA_NORM_EPSILON 1e-5",
         "test_definition.py -k flags",
     ),
     Mutant(
@@ -89,6 +89,13 @@ MUTANTS = [
         "test_cases.py -k case_12",
     ),
     Mutant(
+        "exp(A_log) past what fp32 holds",
+        "src/cpu/task_rows.h",
+        "return expf(A_log > most ? most : A_log);",
+        "return expf(A_log);",
+        "test_cases.py -k case_11",
+    ),
+    Mutant(
         "norm missing in chunks",
         "src/cpu/prepare.inc.h",
         "plan->qk_l2norm ? scaled : vf_set1(factor)",
@@ -112,8 +119,8 @@ MUTANTS = [
     Mutant(
         "a token past the end is taken as live",
         "src/cpu/prepare.inc.h",
-        "rows.live[i] = t < count ? 1.0f : 0.0f;",
-        "rows.live[i] = 1.0f;",
+        "for (int64_t i = rows->count; i < GROUP; i++)\n        for (d = 0",
+        "for (int64_t i = GROUP; i < GROUP; i++)\n        for (d = 0",
         "test_cases.py -k case_06_every_length",
     ),
     Mutant(

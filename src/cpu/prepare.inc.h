@@ -117,7 +117,7 @@ static void norm_factors(const struct fkda_plan *plan, const struct fkda_view *v
             }
             rows[i] = vf_add(even, odd);
         }
-        vf sum = vf_add(vf_sum_rows(rows), vf_set1(1e-6f));
+        vf sum = vf_add(vf_sum_rows(rows), vf_set1((float)FKDA_NORM_EPSILON));
         vf_storeu(factors + base, vf_div(vf_set1(factor), vf_sqrt(sum)));
     }
 }
@@ -300,7 +300,7 @@ static const void *row_as_f32(const struct fkda_view *view, const void *row, int
     return room;
 }
 
-/* factors[t] = factor / sqrt(sum of squares + 1e-6), or factor itself without norm. */
+/* factors[t] = factor / sqrt(sum of squares + epsilon), or factor itself without norm. */
 static void factors_of(const struct fkda_plan *plan, const float *squares, float factor,
                        float *factors)
 {
@@ -308,7 +308,7 @@ static void factors_of(const struct fkda_plan *plan, const float *squares, float
         vf rows[VF_LANES];
         for (int64_t i = 0; i < VF_LANES; i++)
             rows[i] = vf_load(squares + (base + i) * VF_LANES);
-        vf sum = vf_add(vf_sum_rows(rows), vf_set1(1e-6f));
+        vf sum = vf_add(vf_sum_rows(rows), vf_set1((float)FKDA_NORM_EPSILON));
         vf scaled = vf_div(vf_set1(factor), vf_sqrt(sum));
         vf_store(factors + base, plan->qk_l2norm ? scaled : vf_set1(factor));
     }

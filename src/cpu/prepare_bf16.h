@@ -148,7 +148,7 @@ BF16_INLINE void prepare_rows(struct chunk *chunk, struct draft *draft, const st
     vf q_factor = _mm512_set1_ps(REFERENCE * plan->scale), k_factor = _mm512_set1_ps(REFERENCE);
     __mmask16 outside;
     if (plan->qk_l2norm) {
-        const vf epsilon = _mm512_set1_ps(1e-6f), limit = _mm512_set1_ps(1e37f);
+        const vf epsilon = _mm512_set1_ps((float)FKDA_NORM_EPSILON), limit = _mm512_set1_ps(1e37f);
         q_factor = _mm512_div_ps(q_factor, _mm512_sqrt_ps(_mm512_add_ps(qq, epsilon)));
         k_factor = _mm512_div_ps(k_factor, _mm512_sqrt_ps(_mm512_add_ps(kk, epsilon)));
         outside = _mm512_cmp_ps_mask(_mm512_max_ps(qq, kk), limit, _CMP_GE_OQ);

@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "core/bf16.h"
+#include "core/constants.h"
 #include "cpu/cpu_backend.h"
 
 /* Neighbouring heads that a task takes at most: their states stay in the second-level cache. */

@@ -13,8 +13,7 @@
 #include <string.h>
 
 #include "core/bf16.h"
-
-#define NORM_EPSILON 1e-6
+#include "core/constants.h"
 
 static double load(const void *data, fkda_dtype dtype, int64_t i)
 {
@@ -85,7 +84,7 @@ static void normalise(double *x, int64_t count)
     double sum = 0;
     for (int64_t i = 0; i < count; i++)
         sum += x[i] * x[i];
-    double norm = sqrt(sum + NORM_EPSILON);
+    double norm = sqrt(sum + FKDA_NORM_EPSILON);
     for (int64_t i = 0; i < count; i++)
         x[i] /= norm;
 }

@@ -26,9 +26,11 @@ BEGIN, END = "<!-- gpu_record.py --write: begin -->\n", "<!-- gpu_record.py --wr
 
 
 def hash_kernels():
-    """Of everything that decides what runs on the GPU: names and contents below src/cuda."""
+    """Of everything that decides what runs on the GPU: names and contents below src/cuda, and the
+    numbers that all backends share."""
     digest = hashlib.sha256()
-    for path in sorted((ROOT / "src" / "cuda").rglob("*")):
+    src = ROOT / "src"
+    for path in sorted([*(src / "cuda").rglob("*"), *src.glob("core/constants.h")]):
         if path.suffix in {".cu", ".cuh", ".c", ".h"}:
             digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0")
             digest.update(path.read_bytes() + b"\0")

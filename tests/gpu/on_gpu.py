@@ -12,6 +12,8 @@ import torch
 import flash_kda
 
 DEVICE = "cuda"
+INPUTS = ["q", "k", "v", "g", "beta"]
+ERRORS = (TypeError, ValueError, RuntimeError)  # what a refused call may raise
 
 
 def moved(call):
@@ -42,13 +44,24 @@ def on_cpu(result):
     return inputs.Result(*(x.cpu() if isinstance(x, torch.Tensor) else x for x in result))
 
 
+def on_device(*shape, dtype):
+    """Poisoned memory there."""
+    with torch.device(DEVICE):
+        return inputs.poisoned(shape, dtype)
+
+
+def equal(a, b):
+    return inputs.same_bits(a.out, b.out) and inputs.same_bits(a.final, b.final)
+
+
 # Largest RMS(error) / RMS(reference) of out (bf16: rounding it alone costs 1.66e-3) and of an fp32
-# state, by gate regime. `small` is for tensors so small that the ratio scatters.
+# state, by gate regime: a tenth above the worst that the benchmark's records have for out, a half
+# for the state. `small` is for tensors so small that the ratio scatters.
 BOUNDS = {
-    "random": (3.0e-3, 8e-4),
-    "trained": (2.2e-3, 8e-4),
-    "slow": (2.2e-3, 8e-4),
-    "reports": (3.0e-3, 8e-4),
+    "random": (1.9e-3, 6e-4),
+    "trained": (1.9e-3, 6e-4),
+    "slow": (1.9e-3, 6e-4),
+    "reports": (2.2e-3, 8e-4),
     "small": (4.0e-3, 2e-3),
     "acceptance": (6.0e-3, 6e-3),
     "collinear": (6.0e-3, 7e-3),

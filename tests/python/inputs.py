@@ -269,6 +269,22 @@ def shared(*args, **options):
     return make(*args, **options)
 
 
+@built_once
+def any_rate(A_log, lower_bound):
+    """A head whose exp(A_log) may be nothing or past fp32, beside a usual one; gates that are zero
+    before and after it, far below and far above included."""
+    call = make(70, 2, lower_bound=lower_bound, initial=F32)
+    g = call.g.clone()
+    g[..., 0], g[..., 1], g[..., 2] = 0.0, -1000.0, -60.0
+    g[..., 3], g[:, 5] = 1e30, -20.0
+    bias = call.dt_bias.clone()
+    bias[:, :64] = 0.0
+    return call.but(g=g, dt_bias=bias, A_log=torch.tensor([A_log, 0.5]))
+
+
+RATES = [-1e30, -100.0, -20.0, 5.0, 20.0, 60.0, 84.0, 88.0, 89.0, 100.0, 700.0]
+
+
 def read_safetensors(path):
     """{name: tensor} of a file that is trusted; the hostile ones are the program's tests."""
     with open(path, "rb") as file:

@@ -9,6 +9,8 @@ import torch
 from inputs import (
     BF16,
     F32,
+    RATES,
+    any_rate,
     assert_near,
     bits,
     built_once,
@@ -240,6 +242,13 @@ def test_case_11_A_log_absent(kernel, lower_bound):
     got = check(call, kernel)
     with_zeros = run(call.but(A_log=torch.zeros(2)), kernel)
     assert same_bits(got.out, with_zeros.out) and same_bits(got.final, with_zeros.final)
+
+
+@each_kernel
+@pytest.mark.parametrize("lower_bound", [-5.0, None])
+@pytest.mark.parametrize("A_log", RATES)
+def test_case_11_A_log_of_any_size(kernel, A_log, lower_bound):
+    check(any_rate(A_log, lower_bound), kernel)
 
 
 @each_kernel

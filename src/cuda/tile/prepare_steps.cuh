@@ -9,6 +9,7 @@
 #ifndef FKDA_TILE_PREPARE_STEPS_CUH
 #define FKDA_TILE_PREPARE_STEPS_CUH
 
+#include "core/constants.h"
 #include "cuda/ptx/async_copy.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma.cuh"
@@ -22,6 +23,11 @@
 /* Gates are summed in units of 2^-6: their second fp16 term stays normal. */
 #define GATE_UNIT  64.0f
 #define GATE_LIMIT 160.0f /* 2^-160 is zero in fp32: a deeper token changes nothing */
+/* A_log counts up to here, where it has long saturated: infinity times a gate that is zero, or minus
+ * infinity times a bias, would be a NaN. exp(60) leaves room for raw gates and biases up to 1e12,
+ * GATE_UNIT exp(84) is the largest that fp32 holds. */
+#define MOST_A_LOG_BOUNDED  60.0f
+#define MOST_A_LOG_SOFTPLUS 84.0f
 /* The tensor core drops the low bits of tf32 operands: 0.72 2^-11 too small each on average. */
 #define TF32_UNBIAS 1.000704f
 
@@ -53,7 +59,9 @@ struct head_gate {
 static __device__ __forceinline__ struct head_gate load_gate(const struct fkda_prepare_args *a,
                                                              int gate, int h)
 {
-    const float exp_a = a->A_log ? ex2_approx(LOG2E * a->A_log[h * a->A_log_stride]) : 1.0f;
+    const float most = gate == FKDA_GATE_BOUNDED ? MOST_A_LOG_BOUNDED : MOST_A_LOG_SOFTPLUS;
+    const float A_log = a->A_log ? a->A_log[h * a->A_log_stride] : 0.0f;
+    const float exp_a = ex2_approx(LOG2E * (A_log > most ? most : A_log)); /* a NaN has to stay */
     struct head_gate out = {LOG2E * GATE_UNIT, 1.0f};
     if (gate == FKDA_GATE_BOUNDED) {
         out.slope = -LOG2E * exp_a;
@@ -132,8 +140,9 @@ static __device__ __forceinline__ void inverse_norms(float out[2], const char *r
         mma_m16n8k16_bf16(d[1], x, x[1], x[3]);
     }
     const int owner = lane & ~3 | g / 2;
-    out[0] = rsqrt_approx(__shfl_sync(~0u, g % 2 ? d[0][1] : d[0][0], owner) + 1e-6f);
-    out[1] = rsqrt_approx(__shfl_sync(~0u, g % 2 ? d[1][3] : d[1][2], owner) + 1e-6f);
+    const float epsilon = (float)FKDA_NORM_EPSILON;
+    out[0] = rsqrt_approx(__shfl_sync(~0u, g % 2 ? d[0][1] : d[0][0], owner) + epsilon);
+    out[1] = rsqrt_approx(__shfl_sync(~0u, g % 2 ? d[1][3] : d[1][2], owner) + epsilon);
 }
 
 /* d += (rows of left) (rows of right)' over 8 channels, for both token blocks of the right side. */
