@@ -130,7 +130,8 @@ struct token {
     _Alignas(64) float decay[MAX_K], k[MAX_K], q[MAX_K];
 };
 
-/* 1 / sqrt(sum x^2 + epsilon) in float64: squares of fp32 values neither overflow nor vanish there. */
+/* 1 / sqrt(sum x^2 + epsilon) in float64: squares of fp32 values neither overflow nor vanish
+ * there. */
 static float exact_factor(const void *row, fkda_dtype dtype, int64_t K)
 {
     double sum = FKDA_NORM_EPSILON;

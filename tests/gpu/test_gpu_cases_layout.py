@@ -1,5 +1,5 @@
-"""Cases 14 to 20, 33, 37, 39 and 49 from public reports, by number, on CUDA tensors: layouts, dtypes,
-sizes, memory, and which kernel ran."""
+"""Cases 14 to 20, 33, 37, 39 and 49 from public reports, by number, on CUDA tensors: layouts,
+dtypes, sizes, memory, and which kernel ran."""
 
 import re
 

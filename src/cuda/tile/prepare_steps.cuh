@@ -23,9 +23,9 @@
 /* Gates are summed in units of 2^-6: their second fp16 term stays normal. */
 #define GATE_UNIT  64.0f
 #define GATE_LIMIT 160.0f /* 2^-160 is zero in fp32: a deeper token changes nothing */
-/* A_log counts up to here, where it has long saturated: infinity times a gate that is zero, or minus
- * infinity times a bias, would be a NaN. exp(60) leaves room for raw gates and biases up to 1e12,
- * GATE_UNIT exp(84) is the largest that fp32 holds. */
+/* A_log counts up to here, where it has long saturated: infinity times a gate that is zero, or
+ * minus infinity beside it, would be a NaN. exp(60) leaves room for raw gates and biases up to
+ * 1e12; GATE_UNIT exp(84) is the largest that fp32 holds. */
 #define MOST_A_LOG_BOUNDED  60.0f
 #define MOST_A_LOG_SOFTPLUS 84.0f
 /* The tensor core drops the low bits of tf32 operands: 0.72 2^-11 too small each on average. */
