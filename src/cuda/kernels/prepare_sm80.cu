@@ -20,17 +20,19 @@
  */
 #include "cuda/tile/prepare_steps.cuh"
 
-/* Per warp. a and tb take the place of the raw gate once the warp has left it, Kd that of raw k. */
+struct solve {
+    float a[TILE_TOKENS][20];     /* strictly lower triangle of A */
+    uint32_t tb[TILE_TOKENS][12]; /* T b, fp16 pairs */
+};
+
+/* Per warp. The solve takes the raw gate's place once the warp has left it, Kd that of raw k. */
 struct shared {
     /* bf16 rows; the 16-byte pieces of a row are permuted, see piece() */
     char k[TILE_TOKENS * ROW_BYTES];
     char q[TILE_TOKENS * ROW_BYTES];
     union {
         char g[TILE_TOKENS * ROW_BYTES];
-        struct {
-            float a[TILE_TOKENS][20];     /* strictly lower triangle of A */
-            uint32_t tb[TILE_TOKENS][12]; /* T b, fp16 pairs */
-        };
+        struct solve solve;
     };
     float beta[TILE_TOKENS];
 };
@@ -142,16 +144,17 @@ static __device__ __forceinline__ void finish(const struct tile *x, struct share
         for (int r = 0; r < 2; r++) {
             const int row = g + 8 * r, column = 8 * block + 2 * t;
             const float *a = &x->a[block][2 * r], *y = &x->p[block][2 * r];
-            *(float2 *)&s->a[row][column] = make_float2(b[r] * a[0], b[r] * a[1]);
+            *(float2 *)&s->solve.a[row][column] = make_float2(b[r] * a[0], b[r] * a[1]);
             p[r][block] = cvt_rn_f16x2(column <= row ? TF32_UNBIAS * y[0] : 0.0f,
                                        column + 1 <= row ? TF32_UNBIAS * y[1] : 0.0f);
         }
     *(uint4 *)(image + IMAGE_P + 16 * lane) = make_uint4(p[0][0], p[0][1], p[1][0], p[1][1]);
     __syncwarp(); /* A: written by all lanes, read by lanes 0..15 */
     if (lane < TILE_TOKENS)
-        solve_column(s->tb, s->a, s->beta, lane);
+        solve_column(s->solve.tb, s->solve.a, s->beta, lane);
     __syncwarp(); /* T b: written by lanes 0..15, read by all */
-    const uint32_t tb[4] = {s->tb[g][t], s->tb[g + 8][t], s->tb[g][t + 4], s->tb[g + 8][t + 4]};
+    const uint32_t tb[4] = {s->solve.tb[g][t], s->solve.tb[g + 8][t], s->solve.tb[g][t + 4],
+                            s->solve.tb[g + 8][t + 4]};
     *(uint4 *)(image + IMAGE_T + 16 * lane) = make_uint4(tb[0], tb[2], tb[1], tb[3]);
     /* the accumulators of T b Kd are, lane by lane, the fragments that the recurrence wants */
 #pragma unroll
@@ -223,7 +226,13 @@ static __device__ __forceinline__ void prepare(const struct fkda_prepare_args *a
 }
 
 /* `blocks` per multiprocessor bounds the registers: 112 a thread, or 168 for the halving's live
- * values. */
+ * values. Compute capability 12 has shared memory for three blocks only: there more registers cost
+ * nothing, and nvcc 12.9 would spill some. */
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 1200
+#define HALVING_BLOCKS 4
+#else
+#define HALVING_BLOCKS 6
+#endif
 #define DEFINE_PREPARE(name, gate, blocks)                                             \
     extern "C" __global__ void __launch_bounds__(32 * PREPARE_WARPS, blocks)           \
         fkda_prepare_##name##_sm80(const __grid_constant__ struct fkda_prepare_args a) \
@@ -233,5 +242,5 @@ static __device__ __forceinline__ void prepare(const struct fkda_prepare_args *a
     }
 
 DEFINE_PREPARE(bounded, FKDA_GATE_BOUNDED, 9)
-DEFINE_PREPARE(softplus, FKDA_GATE_SOFTPLUS, 6)
-DEFINE_PREPARE(activated, FKDA_GATE_ACTIVATED, 6)
+DEFINE_PREPARE(softplus, FKDA_GATE_SOFTPLUS, HALVING_BLOCKS)
+DEFINE_PREPARE(activated, FKDA_GATE_ACTIVATED, HALVING_BLOCKS)
