@@ -149,8 +149,8 @@ def draw_tile(d, top):
         f'<path d="M358 314L20 {top}M476 314L960 {top}" stroke="{PALE}" stroke-dasharray="2 4"/>'
     )
     d.box(20, top, 940, 270, [], "white")
-    d.text(34, top + 20, "one warp, one tile: 16 value channels as rows, tokens as columns", 12, PALE,
-           anchor="start")  # fmt: skip
+    what = "one warp, one tile: 16 value channels as rows, tokens as columns"
+    d.text(34, top + 20, what, 12, PALE, anchor="start")
     d.box(40, top + 40, 120, 44, ["v", "bf16, times f"], SHARED)
     d.box(34, top + 140, 126, 60, ["S f", "fp32 accumulators,", "fp16 for products"], REGISTERS, 11)
     d.box(430, top + 60, 120, 50, ["U'", "16 x 16"], REGISTERS)
