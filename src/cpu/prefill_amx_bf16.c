@@ -220,21 +220,4 @@ static void amx_prefill_bf16(const struct fkda_cpu_task *task)
     tiles_end();
 }
 
-static size_t amx_scratch_bytes(const struct fkda_plan *plan)
-{
-    size_t fp32 = fkda_avx512_scratch_bytes(plan), bf16 = work_bytes(plan->K, plan->V);
-    return fp32 > bf16 ? fp32 : bf16;
-}
-
-const struct fkda_cpu_kernels fkda_cpu_kernels_amx_bf16 = {
-    .isa = FKDA_ISA_AMX_BF16,
-    .name = "amx_bf16",
-    .usable = fkda_amx_usable,
-    .prefill_fp32 = fkda_avx512_prefill_fp32,
-    .prefill_bf16 = amx_prefill_bf16,
-    .decode = fkda_avx512_decode,
-    .scratch_bytes = amx_scratch_bytes,
-    .v_multiple = 32,
-    .prefill_heads = 8,
-    .bf16_multiple = 32,
-};
+DEFINE_BF16_SET(amx_bf16, FKDA_ISA_AMX_BF16, fkda_amx_usable, amx_prefill_bf16);

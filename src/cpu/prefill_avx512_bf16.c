@@ -205,21 +205,4 @@ BF16_INLINE void finish_panel(struct work *work, const struct chunk *chunk, int6
 
 #include "cpu/prefill_bf16.h"
 
-static size_t avx512_bf16_scratch_bytes(const struct fkda_plan *plan)
-{
-    size_t fp32 = fkda_avx512_scratch_bytes(plan), bf16 = work_bytes(plan->K, plan->V);
-    return fp32 > bf16 ? fp32 : bf16;
-}
-
-const struct fkda_cpu_kernels fkda_cpu_kernels_avx512_bf16 = {
-    .isa = FKDA_ISA_AVX512_BF16,
-    .name = "avx512_bf16",
-    .usable = fkda_avx512_bf16_usable,
-    .prefill_fp32 = fkda_avx512_prefill_fp32,
-    .prefill_bf16 = prefill_task,
-    .decode = fkda_avx512_decode,
-    .scratch_bytes = avx512_bf16_scratch_bytes,
-    .v_multiple = 32,
-    .prefill_heads = 8,
-    .bf16_multiple = 32,
-};
+DEFINE_BF16_SET(avx512_bf16, FKDA_ISA_AVX512_BF16, fkda_avx512_bf16_usable, prefill_task);

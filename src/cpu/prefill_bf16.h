@@ -8,7 +8,7 @@
  *     u_t = b_t (v_t - pk_t) - sum_{s<t} A[t,s] u_s       in fp32        solve_block
  *     o += P u,  S1 = S0 diag(2^(G_C)) + u^T kr           16 bits each   finish_panel
  *
- * Included at the end of prefill_amx_bf16.c and prefill_avx512_bf16.c, which define these products
+ * Included by prefill_amx_bf16.c and prefill_avx512_bf16.c behind these products, which are theirs,
  * and KR_SPLIT: whether kr, P and u are two bf16 terms (tiles) or fp32 (vector FMAs).
  */
 #ifndef FKDA_PREFILL_BF16_H
@@ -151,5 +151,26 @@ static void prefill_task(const struct fkda_cpu_task *task)
     for (int64_t i = 0; i < task->head_count; i++)
         run_head(task, task->head_begin + i);
 }
+
+static size_t scratch_bytes(const struct fkda_plan *plan)
+{
+    size_t fp32 = fkda_avx512_scratch_bytes(plan), bf16 = work_bytes(plan->K, plan->V);
+    return fp32 > bf16 ? fp32 : bf16;
+}
+
+/* A set whose fp32 functions are those of the AVX-512 set. */
+#define DEFINE_BF16_SET(set, isa_value, is_usable, prefill)  \
+    const struct fkda_cpu_kernels fkda_cpu_kernels_##set = { \
+        .isa = (isa_value),                                  \
+        .name = #set,                                        \
+        .usable = (is_usable),                               \
+        .prefill_fp32 = fkda_avx512_prefill_fp32,            \
+        .prefill_bf16 = (prefill),                           \
+        .decode = fkda_avx512_decode,                        \
+        .scratch_bytes = scratch_bytes,                      \
+        .v_multiple = 32,                                    \
+        .prefill_heads = 8,                                  \
+        .bf16_multiple = 32,                                 \
+    }
 
 #endif /* FKDA_PREFILL_BF16_H */
