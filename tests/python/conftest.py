@@ -1,6 +1,9 @@
 """What all tests of the Python package share."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -26,3 +29,23 @@ def pytest_report_header(config):
 def isa(request):
     """Each set of CPU kernels that this machine can run, by name."""
     return request.param
+
+
+@pytest.fixture(scope="session")
+def install(request):
+    """install(requirement): its folder, kept in pytest's cache between runs."""
+
+    def install_once(requirement):
+        folder = Path(request.config.cache.mkdir("packages")) / requirement.replace("==", "-")
+        ready = folder / "ready"
+        if not ready.exists():
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-input", "--no-deps"]
+            done = subprocess.run(
+                [*pip, "--upgrade", "--target", folder, requirement], capture_output=True, text=True
+            )
+            if done.returncode != 0:
+                pytest.skip(f"pip cannot install {requirement}: {done.stderr.strip()[-300:]}")
+            ready.touch()
+        return folder
+
+    return install_once
