@@ -21,7 +21,7 @@ OUT_COLOUR, STATE_COLOUR, DECAY_COLOUR, BOUND_COLOUR = "#6b9fd1", "#a9cbe8", "#c
 
 
 def layer_name(layer):
-    name = layer["prefix"].rstrip(".") or "q"
+    name = layer["prefix"].rstrip(".") or "unnamed"
     return "".join(c if c.isprintable() else "?" for c in name)
 
 

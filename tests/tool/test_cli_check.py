@@ -147,7 +147,7 @@ class Progress(Case):
     def test_bar(self):
         """The float64 reference takes a second or more for these tokens on any machine."""
         shown = self.in_terminal("check", self.input, "--threads", "1")
-        self.assertRegex(shown, r"\r\[#+\.+\] +\d+ %  q \(1 of 1\)  \d+\.\d s")
+        self.assertRegex(shown, r"\r\[#+\.+\] +\d+ %  unnamed \(1 of 1\)  \d+\.\d s")
         self.assertTrue(shown.endswith("\r\x1b[K"), repr(shown[-40:]))  # cleared at the end
 
     def test_same_bits(self):

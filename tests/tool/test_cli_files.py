@@ -44,7 +44,8 @@ class Files(Case):
             (good.replace(b'"BF16"', b'"BF17"', 1), "unknown dtype 'BF17'"),
             (good.replace(b'"beta"', b'"k"   ', 1), "tensor 'k' occurs twice"),
             (good.replace(b'"beta"', b'"be\xffa"', 1), "not UTF-8"),
-            (b"PK\x03\x04" + bytes(100), "header length"),
+            (b"PK\x03\x04\x14\0\0\0\x08" + bytes(100), "not a safetensors file"),
+            (b"# A document, longer than eight bytes\n", "not a safetensors file: wanted the"),
         ):
             self.assertNotEqual(blob, good)
             self.input.write_bytes(blob)

@@ -38,6 +38,7 @@ class Run(Case):
         write_file(self.input, tensors, {"lower_bound": "-3", "scale": "0.25"})
         stdout, stderr = self.call("run", self.input, "-o", self.output)
         self.assertIn("wrote", stdout)
+        self.assertIn("\nunnamed ", stdout)  # the layer's name in the table
         self.assertEqual(stderr, "")
         results, metadata = read_file(self.output)
         self.assertEqual(sorted(results), ["final_state", "out"])

@@ -197,7 +197,7 @@ static int add_layer(const struct safetensors_file *file, const struct options *
     size_t length = strlen(prefix);
     fkda_printable_name(prefix, layer->label, sizeof layer->label);
     if (length == 0)
-        strcpy(layer->label, "q");
+        strcpy(layer->label, "unnamed");
     else if (prefix[length - 1] == '.' && strlen(layer->label) == length)
         layer->label[length - 1] = '\0';
     int code = set_inputs(file, layer, &missing, reason);

@@ -11,7 +11,7 @@
 
 struct layer {
     char *prefix;   /* "layer0." or "" */
-    char label[72]; /* for people: "layer0", or "q" without a prefix */
+    char label[72]; /* for people: "layer0", or "unnamed" without a prefix */
     fkda_args args; /* complete but for the data of out (bf16) and final_state (fp32) */
     int64_t B, T, H, HV, K, V, N;
     int64_t num_tokens; /* that belong to a sequence */

@@ -374,6 +374,9 @@ enum fkda_file_status fkda_parse_safetensors(const void *bytes, size_t size,
     uint64_t length = 0;
     for (int i = 7; i >= 0; i--)
         length = length << 8 | file->bytes[i];
+    if (length > size - 8 && size > 8 && file->bytes[8] != '{') /* some other file */
+        return fail(reason, FKDA_FILE_ERROR_FORMAT,
+                    "not a safetensors file: wanted the header's length in 8 bytes, then '{'");
     if (length > FKDA_FILE_MAX_HEADER_BYTES)
         return fail(reason, FKDA_FILE_ERROR_FORMAT, "header length %llu: wanted at most %u",
                     (unsigned long long)length, FKDA_FILE_MAX_HEADER_BYTES);
