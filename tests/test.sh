@@ -120,8 +120,10 @@ bash scripts/install_dependencies.sh $needs
 
 venv_job=
 if wants python || wants docs || wants tree; then
-    # Downloads run while the C parts compile.
-    bash tests/prepare_venv.sh "$venv" >"$reports/venv.log" 2>&1 </dev/null &
+    # Downloads run while the C parts compile. PyTorch is not needed for the tree alone.
+    environment=tree
+    if wants python || wants docs; then environment=all; fi
+    bash tests/prepare_venv.sh "$venv" "$environment" >"$reports/venv.log" 2>&1 </dev/null &
     venv_job=$!
     trap 'kill "$venv_job" 2>/dev/null || true' EXIT
 fi

@@ -52,7 +52,7 @@ def test_the_lists_are_not_empty():
 
 @pytest.mark.parametrize("path", C_FILES, ids=name_of)
 def test_c_is_formatted(path):
-    """clang-format 14, as Debian 12 has it and tests/requirements.txt pins it."""
+    """clang-format 14, as Debian 12 has it and tests/requirements-tree.txt pins it."""
     done = subprocess.run(
         [TOOLS / "clang-format", "--dry-run", "--Werror", path], capture_output=True, text=True
     )
