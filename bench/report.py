@@ -16,13 +16,18 @@ import records
 import report_cpu
 import report_gpu
 import report_pictures
+import report_summary
 
 DOCUMENT = records.ROOT / "docs" / "benchmarks.md"
 SAME = "cpu gpu kind case regime impl_name kernel isa precision threads".split()
 
-TEXT = """# Benchmarks
+HEADING = """# Benchmarks
 
 <!-- Written by bench/report.py from bench/results/*.jsonl: take new records, do not edit this. -->
+
+"""
+
+TEXT = """## How it was measured
 
 Every figure below comes from a record in [bench/results](../bench/results): one line of JSON with
 commit, device, compiler, samples, median, p10 and p90. To take new ones and write this document:
@@ -64,14 +69,17 @@ def by_device(chosen, field):
 
 def make_document(chosen):
     """The text, and {file name: (draw function, records)} of its pictures."""
-    text, pictures = TEXT, {}
-    for field, section in (("gpu", report_gpu.section), ("cpu", report_cpu.section)):
-        for device, own in by_device(chosen, field).items():
-            if field == "cpu":
-                own = [r for r in own if not r.get("gpu")]
-            part, drawn = section(device, own)
-            text += part
-            pictures |= drawn
+    sections = {"gpu": report_gpu.section, "cpu": report_cpu.section}
+    devices = [
+        (field, device, [r for r in own if field == "gpu" or not r.get("gpu")])
+        for field in sections
+        for device, own in by_device(chosen, field).items()
+    ]
+    text, pictures = HEADING + report_summary.section(devices) + TEXT, {}
+    for field, device, own in devices:
+        part, drawn = sections[field](device, own)
+        text += part
+        pictures |= drawn
     return text.rstrip("\n") + "\n", pictures
 
 

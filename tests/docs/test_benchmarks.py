@@ -111,6 +111,40 @@ def test_gpu_part_of_the_report(tmp_path):
     assert "fla chunk_kda | slow" not in text and "1x1" not in text
 
 
+def test_summary_of_a_gpu(tmp_path):
+    """One row a case: newest medians of the regimes, the slowest beside the floor, peers, goals."""
+    peer = {"impl": "fla chunk_kda 0.6.0", "kernel": "fla", "median_ms": 5.0, "p90_ms": 6.0}
+    found = [
+        gpu_record(case="8192x96", date="2998-01-01T00:00:00Z"),
+        gpu_record(case="8192x96", median_ms=2.125),
+        gpu_record(case="8192x96", regime="random", median_ms=1.95),
+        gpu_record(case="8192x96", **peer),
+        gpu_record(case="N64xH32", kind="decode"),
+        gpu_record(case="4096x8"),  # not one of the summary's
+        gpu_record(case="8192x32", **peer),  # nothing of ours to stand beside
+    ]
+    records.append(tmp_path / "gpu.jsonl", found)
+    document = tmp_path / "x.md"
+    assert not report("--results", tmp_path, "--document", document, "--no-pictures").returncode
+    summary = document.read_text().partition("## How it was measured")[0]
+    assert [line for line in summary.splitlines() if line.startswith("| ")][1:] == [
+        "| prefill 8192x96 | 0.5 | 1.404 | **1.95** | - | **2.12** | 4.2 "
+        "| fla chunk_kda 0.6.0: 5 (2.4x), slow gates |",
+        "| decode N64xH32 | 0.5 | - | - | - | **2** | 4.0 | - |",
+    ]
+
+
+def test_summary_names_every_cpu_case():
+    summary = (ROOT / "docs" / "benchmarks.md").read_text().partition("## How it was measured")[0]
+    cases = {
+        (r["kind"], r["case"], r["precision"])
+        for r in committed()
+        if r["kind"] != "overhead" and "gpu" not in r and r["isa"] != "torch"
+    }
+    assert cases
+    assert all(f"| {' '.join(case)} | `cpu/" in summary for case in cases)
+
+
 def test_one_thread_counts_processor_time():
     import report_text
 
