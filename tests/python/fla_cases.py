@@ -1,9 +1,9 @@
 """What flash_kda.fla makes of flash-linear-attention's calls: the same tests for CPU and CUDA.
 
-test_fla_backend.py and tests/gpu/test_gpu_fla.py import everything here and say with the fixture
-`device` where the tensors live. Every accepted call is counted at flash_kda.fwd or decode and
-confirmed by the library's own report; outputs and states are compared with the float64 definition
-and, in test_naive, with FLA's own recurrence in PyTorch.
+test_fla_backend.py and tests/gpu/test_gpu_fla_backend.py import everything here and say with the
+fixture `device` where the tensors live. Every accepted call is counted at flash_kda.fwd or decode
+and confirmed by the library's own report; outputs and states are compared with the float64
+definition and, in test_naive, with FLA's own recurrence in PyTorch.
 """
 
 import importlib
