@@ -166,9 +166,14 @@ def _fwd_raw(
     initial_state=None,
     final_state=None,
     cu_seqlens=None,
+    checkpoint_state=None,
+    checkpoint_offsets=None,
     **options,
 ):
-    """fwd with the workspace right after out, as flash_kda_C.fwd and some benchmarks call it."""
+    """fwd with the workspace right after out, as flash_kda_C.fwd and some benchmarks call it.
+
+    The two checkpoint tensors come last by position, as in the operator of vLLM's fork.
+    """
     fwd(
         q,
         k,
@@ -184,6 +189,8 @@ def _fwd_raw(
         final_state,
         cu_seqlens,
         workspace=workspace,
+        checkpoint_state=checkpoint_state,
+        checkpoint_offsets=checkpoint_offsets,
         **options,
     )
 
