@@ -19,13 +19,15 @@
  * wanted) and leaves every output untouched. Nothing prints, exits or aborts; but GCC's OpenMP
  * runtime ends the process where the system refuses it a thread (num_threads 1 asks for none).
  *
- * On CUDA (fkda_forward only): q, k, v, out bfloat16, K 128, every pointer of the descriptor in the
- * memory of device_index. Work is queued on the stream: no synchronisation, no allocation, fit for
- * capture in a graph. Nobody reads cu_seqlens, state_indices and checkpoint_* before the kernels
- * do: what the CPU would refuse in them gives wrong numbers there, but no access outside the
- * tensors; an index below 0 or past the pool is padding, and a checkpoint that is no multiple of
- * 16, out of order or past the end of its sequence is not written. Without FKDA_QK_L2NORM q and k
- * have to be normalised before the call: decayed rows are held in fp16 (2^-14 to 65504).
+ * On CUDA (fkda_forward and fkda_decode): K 128, in fkda_forward q, k, v, out bfloat16, every
+ * pointer of the descriptor in the memory of device_index. Work is queued on the stream: no
+ * synchronisation, no allocation, fit for capture in a graph. Nobody reads cu_seqlens,
+ * state_indices, num_accepted_tokens and checkpoint_* before the kernels do: what the CPU would
+ * refuse in them gives wrong numbers there, but no access outside the tensors; an index below 0 or
+ * past the pool, or a number of accepted tokens that has no column, is padding, and a checkpoint
+ * that is no multiple of 16, out of order or past the end of its sequence is not written. Without
+ * FKDA_QK_L2NORM fkda_forward wants q and k normalised before the call: decayed rows are held in
+ * fp16 (2^-14 to 65504). fkda_decode computes in fp32 and needs no workspace.
  *
  * Threads. The library keeps no state between calls besides what it learned of the processor; any
  * number of threads may call it at once on different outputs.
@@ -237,7 +239,7 @@ FKDA_API void fkda_args_init(fkda_args *args);
  * checkpoint_state (also for empty sequences: final = initial, or 0). */
 FKDA_API fkda_status fkda_forward(const fkda_args *args, char *reason, size_t reason_bytes);
 
-/* T in 1..16 tokens per sequence; q [N, T, H, K], or [1, total, H, K] with cu_seqlens. CPU only. */
+/* T in 1..16 tokens per sequence; q [N, T, H, K], or [1, total, H, K] with cu_seqlens. */
 FKDA_API fkda_status fkda_decode(const fkda_args *args, char *reason, size_t reason_bytes);
 
 /* The definition: fkda_forward token by token in float64, single-threaded, CPU tensors; out and

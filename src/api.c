@@ -1,7 +1,7 @@
 /* api.c: the public calls.
  *
  *     fkda_args -> fkda_validate -> struct fkda_plan -> resolve_options -> workspace -> CPU backend
- *                                                    -> CUDA backend (forward)
+ *                                                    -> CUDA backend
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -130,7 +130,8 @@ static fkda_status call_backend(const fkda_args *args, enum fkda_call call, back
     struct fkda_plan plan;
     fkda_status status = fkda_validate(args, call, &plan, reason);
     if (status == FKDA_OK && plan.device == FKDA_CUDA)
-        return fkda_cuda_forward(args, &plan, reason); /* validation let no other call pass */
+        return call == FKDA_CALL_DECODE ? fkda_cuda_decode(args, &plan, reason)
+                                        : fkda_cuda_forward(args, &plan, reason);
     if (status == FKDA_OK)
         status = resolve_options(args, call, &plan, reason);
     if (status == FKDA_OK)

@@ -220,7 +220,8 @@ def decode(
 ):
     """Decode: 1 to 16 tokens per sequence; writes out and updates state in place. Returns None.
 
-    CPU tensors only: decode on CUDA not yet. Arguments are those of fwd, except:
+    On CUDA K is 128, and one kernel is queued on the current stream. Arguments are those of fwd,
+    except:
 
     Args:
         q, k, v, g, beta, out: T from 1 to 16 in [N, T, ...], or [1, total, ...] with cu_seqlens.

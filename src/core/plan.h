@@ -66,6 +66,7 @@ struct fkda_plan {
      * num_accepted_tokens is present; final_state is the pool. */
     struct fkda_index_view num_accepted_tokens;
     int64_t state_indices_stride_t;
+    int64_t state_indices_columns; /* T of [N, T]; 1 of [N] */
 
     fkda_gate gate;
     bool qk_l2norm, beta_sigmoid, allow_neg_eigval;

@@ -72,12 +72,10 @@ static fkda_status check_options(const fkda_args *args, struct fkda_reason reaso
 /* Sizes and strides are checked before, since a wrong one is wrong on any device. */
 static fkda_status check_device(const struct fkda_check *check)
 {
-    if (check->args->device == FKDA_CPU || check->call == FKDA_CALL_FORWARD ||
-        check->call == FKDA_CALL_WORKSPACE)
+    if (check->args->device == FKDA_CPU || check->call != FKDA_CALL_REFERENCE)
         return FKDA_OK;
     return fkda_fail(check->reason, FKDA_ERROR_UNSUPPORTED,
-                     "device: cuda, %s has no CUDA kernels, wanted cpu",
-                     check->call == FKDA_CALL_DECODE ? "fkda_decode" : "fkda_reference");
+                     "device: cuda, fkda_reference has no CUDA kernels, wanted cpu");
 }
 
 /* ---- Shapes ---------------------------------------------------------------------------------- */
@@ -352,6 +350,7 @@ static void fill_views(const struct fkda_check *check, struct fkda_plan *plan)
     plan->num_accepted_tokens = index_view(check, FKDA_ARG_NUM_ACCEPTED_TOKENS);
     const fkda_tensor *indices = check->tensor[FKDA_ARG_STATE_INDICES];
     plan->state_indices_stride_t = indices && indices->ndim == 2 ? step(indices, 1) : 0;
+    plan->state_indices_columns = indices && indices->ndim == 2 ? indices->shape[1] : 1;
 }
 
 static fkda_status check_shapes(const struct fkda_check *check, struct fkda_plan *plan)

@@ -148,18 +148,25 @@ static fkda_status check_accepted(const struct fkda_check *check, const struct f
     return FKDA_OK;
 }
 
-static fkda_status check_slots(const struct fkda_check *check, const struct fkda_plan *plan)
+static fkda_status check_columns(const struct fkda_check *check, const struct fkda_plan *plan)
 {
     const fkda_tensor *indices = check->tensor[FKDA_ARG_STATE_INDICES];
+    if (!plan->num_accepted_tokens.data || plan->state_indices_columns >= plan->max_sequence_tokens)
+        return FKDA_OK;
+    return fkda_fail(check->reason, FKDA_ERROR_INVALID_ARGUMENT,
+                     "state_indices: shape %s, wanted at least %lld columns (tokens of the "
+                     "longest sequence)",
+                     fkda_format_shape(indices->ndim, indices->shape).text,
+                     (long long)plan->max_sequence_tokens);
+}
+
+static fkda_status check_slots(const struct fkda_check *check, const struct fkda_plan *plan)
+{
     int64_t slots = plan->num_slots; /* without states only -1 matters */
-    int64_t columns = indices->ndim == 2 ? indices->shape[1] : 1;
-    if (plan->num_accepted_tokens.data && columns < plan->max_sequence_tokens)
-        return fkda_fail(check->reason, FKDA_ERROR_INVALID_ARGUMENT,
-                         "state_indices: shape %s, wanted at least %lld columns (tokens of the "
-                         "longest sequence)",
-                         fkda_format_shape(indices->ndim, indices->shape).text,
-                         (long long)plan->max_sequence_tokens);
-    fkda_status status = check_slot_range(check, plan, slots, columns);
+    int64_t columns = plan->state_indices_columns;
+    fkda_status status = check_columns(check, plan);
+    if (status == FKDA_OK)
+        status = check_slot_range(check, plan, slots, columns);
     if (status == FKDA_OK && plan->num_accepted_tokens.data)
         status = check_accepted(check, plan, columns);
     if (status != FKDA_OK || !plan->final_state.data)
@@ -224,8 +231,9 @@ fkda_status fkda_check_sequences(const struct fkda_check *check, struct fkda_pla
         return FKDA_OK; /* contents are not looked at */
     if (plan->device == FKDA_CUDA) {
         /* Nor can they be: the kernels read them, and clamp what would lead outside memory. */
-        if (plan->varlen)
-            plan->num_tokens = -1;
+        if (!plan->varlen)
+            return check_columns(check, plan);
+        plan->num_tokens = -1;
         return FKDA_OK;
     }
     fkda_status status = FKDA_OK;

@@ -26,6 +26,14 @@ fkda_status fkda_cuda_forward(const fkda_args *args, const struct fkda_plan *pla
     return refuse(reason);
 }
 
+fkda_status fkda_cuda_decode(const fkda_args *args, const struct fkda_plan *plan,
+                             struct fkda_reason reason)
+{
+    (void)args;
+    (void)plan;
+    return refuse(reason);
+}
+
 void fkda_cuda_get_info(fkda_info *info)
 {
     info->num_devices = 0;

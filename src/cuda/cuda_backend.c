@@ -1,5 +1,5 @@
-/* cuda_backend.c: the forward on a device: guard, kernels, launches, and what the runtime's errors
- * mean.
+/* cuda_backend.c: forward and decode on a device: guard, kernels, launches, and what the runtime's
+ * errors mean.
  *
  * The runtime is linked statically and finds the driver when it is first called, so that a library
  * with CUDA kernels loads on any machine.
@@ -9,6 +9,7 @@
 #include "cuda/cuda_backend.h"
 #include "cuda/cuda_launch.h"
 #include "cuda/cuda_plan.h"
+#include "cuda/decode_plan.h"
 
 /* ---- Errors ---------------------------------------------------------------------------------- */
 
@@ -83,6 +84,25 @@ static fkda_status fail_cuda(struct fkda_reason reason, cudaError_t error, int d
     return status;
 }
 
+/* ---- Device ---------------------------------------------------------------------------------- */
+
+/* Makes a device the current one; *before is the one that leave_device brings back. */
+static fkda_status enter_device(int device, int *before, struct fkda_reason reason)
+{
+    cudaError_t error = cudaGetDevice(before);
+    if (error == cudaSuccess && *before != device)
+        error = cudaSetDevice(device);
+    return error == cudaSuccess ? FKDA_OK : fail_cuda(reason, error, device);
+}
+
+/* `status` is what has happened meanwhile. */
+static fkda_status leave_device(int device, int before, fkda_status status,
+                                struct fkda_reason reason)
+{
+    const cudaError_t error = before == device ? cudaSuccess : cudaSetDevice(before);
+    return error == cudaSuccess || status != FKDA_OK ? status : fail_cuda(reason, error, before);
+}
+
 /* ---- Forward --------------------------------------------------------------------------------- */
 
 fkda_status fkda_cuda_workspace_bytes(const struct fkda_plan *plan, size_t *bytes,
@@ -154,22 +174,40 @@ fkda_status fkda_cuda_forward(const fkda_args *args, const struct fkda_plan *pla
 
     const int device = args->device_index;
     int before = 0;
-    cudaError_t error = cudaGetDevice(&before);
-    if (error == cudaSuccess && before != device)
-        error = cudaSetDevice(device);
-    if (error != cudaSuccess)
-        return fail_cuda(reason, error, device);
-    if (plan->N > 0)
-        error = launch(&work, device, args->stream);
+    status = enter_device(device, &before, reason);
+    if (status != FKDA_OK)
+        return status;
+    const cudaError_t error = plan->N > 0 ? launch(&work, device, args->stream) : cudaSuccess;
     if (error != cudaSuccess)
         status = fail_cuda(reason, error, device);
-    if (before != device) {
-        error = cudaSetDevice(before);
-        if (error != cudaSuccess && status == FKDA_OK)
-            status = fail_cuda(reason, error, before);
-    }
+    status = leave_device(device, before, status, reason);
     if (status == FKDA_OK && args->report)
         fill_report(plan, &work, args->report);
+    return status;
+}
+
+/* ---- Decode ---------------------------------------------------------------------------------- */
+
+fkda_status fkda_cuda_decode(const fkda_args *args, const struct fkda_plan *plan,
+                             struct fkda_reason reason)
+{
+    struct fkda_decode_args kernel_args;
+    const int device = args->device_index;
+    int before = 0;
+    fkda_status status = fkda_cuda_plan_decode(plan, &kernel_args, reason);
+    if (status == FKDA_OK)
+        status = enter_device(device, &before, reason);
+    if (status != FKDA_OK)
+        return status;
+    const cudaError_t error = fkda_cuda_launch_decode(&kernel_args, device, args->stream);
+    if (error != cudaSuccess)
+        status = fail_cuda(reason, error, device);
+    status = leave_device(device, before, status, reason);
+    if (status == FKDA_OK && args->report) {
+        *args->report = (fkda_report){.num_tokens = plan->num_tokens};
+        snprintf(args->report->kernel, sizeof args->report->kernel, "cuda/sm80/decode_%s%s",
+                 kernel_args.state.is_f32 ? "f32" : "bf16", kernel_args.plain ? "" : "_any");
+    }
     return status;
 }
 

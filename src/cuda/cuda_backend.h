@@ -1,6 +1,7 @@
 /* cuda_backend.h: the CUDA backend's face: what api.c calls.
  *
- *     fkda_forward -> fkda_validate -> fkda_cuda_forward -> cuda_plan.c -> launch_sm80.c -> kernels
+ *     fkda_forward -> fkda_validate -> fkda_cuda_forward -> cuda_plan.c -> launch_sm80.c
+ *     fkda_decode  -> fkda_validate -> fkda_cuda_decode -> decode_plan.c -> launch_decode.c
  *
  * cuda_backend.c is in builds with CUDA, cuda_absent.c in the others.
  */
@@ -17,6 +18,10 @@ fkda_status fkda_cuda_workspace_bytes(const struct fkda_plan *plan, size_t *byte
  * allocation, may be captured in a graph. `plan` is that of args. */
 fkda_status fkda_cuda_forward(const fkda_args *args, const struct fkda_plan *plan,
                               struct fkda_reason reason);
+
+/* The same for decode, which needs no workspace. */
+fkda_status fkda_cuda_decode(const fkda_args *args, const struct fkda_plan *plan,
+                             struct fkda_reason reason);
 
 /* Fills num_devices, cuda_archs and cuda_status. Never fails: no driver is an answer too. */
 void fkda_cuda_get_info(fkda_info *info);

@@ -1,9 +1,10 @@
-/* cuda_launch.h: the forward's two launches, in plain C. */
+/* cuda_launch.h: the forward's two launches and the one of decode, in plain C. */
 #ifndef FKDA_CUDA_LAUNCH_H
 #define FKDA_CUDA_LAUNCH_H
 
 #include <cuda_runtime_api.h>
 
+#include "cuda/decode_args.h"
 #include "cuda/tile_image.h"
 
 /* Makes sure that the kernels which these arguments choose are on the device and may use the shared
@@ -16,5 +17,10 @@ cudaError_t fkda_cuda_load_sm80(const struct fkda_prepare_args *prepare,
 cudaError_t fkda_cuda_launch_sm80(const struct fkda_prepare_args *prepare,
                                   const struct fkda_recurrence_args *recurrence, int64_t tiles,
                                   cudaStream_t stream);
+
+/* `device` is the current one. Queues the kernel on the stream; never waits. Its blocks may be
+ * scheduled while the kernel ahead of it drains, and wait for its end before they read anything. */
+cudaError_t fkda_cuda_launch_decode(const struct fkda_decode_args *args, int device,
+                                    cudaStream_t stream);
 
 #endif

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "cuda/cuda_views.h"
+
 #define LOG2E 1.4426950408889634
 
 #define IMAGE_ALIGNMENT 128
@@ -165,52 +167,18 @@ int fkda_cuda_choose_slices(int64_t V, int64_t chains, int num_sms)
 
 /* ---- Arguments ------------------------------------------------------------------------------- */
 
-static struct fkda_cuda_view view_of(const struct fkda_view *view)
-{
-    return (struct fkda_cuda_view){view->data, view->stride_b, view->stride_t, view->stride_h};
-}
-
-static struct fkda_cuda_index index_of(const struct fkda_index_view *index)
-{
-    return (struct fkda_cuda_index){index->data, index->stride, index->dtype == FKDA_I64};
-}
-
-static struct fkda_cuda_states states_of(const struct fkda_state_view *view)
-{
-    return (struct fkda_cuda_states){view->data, view->stride_slot, view->stride_h,
-                                     view->dtype == FKDA_F32};
-}
-
-/* Does every row begin at a multiple of so many bytes? */
-static bool rows_aligned(const struct fkda_view *view, int64_t bytes)
-{
-    const int64_t item = (int64_t)fkda_dtype_bytes(view->dtype);
-    return (uintptr_t)view->data % (uintptr_t)bytes == 0 && view->stride_b * item % bytes == 0 &&
-           view->stride_t * item % bytes == 0 && view->stride_h * item % bytes == 0;
-}
-
-static struct fkda_cuda_sequences sequences_of(const struct fkda_plan *plan)
-{
-    return (struct fkda_cuda_sequences){
-        .cu_seqlens = index_of(&plan->cu_seqlens),
-        .N = (int32_t)plan->N,
-        .T = plan->T,
-        .tiles_per_sequence = (plan->T + TILE_TOKENS - 1) / TILE_TOKENS,
-    };
-}
-
 static struct fkda_prepare_args prepare_args_of(const struct fkda_plan *plan)
 {
     return (struct fkda_prepare_args){
-        .q = view_of(&plan->q),
-        .k = view_of(&plan->k),
-        .g = view_of(&plan->g),
-        .beta = view_of(&plan->beta),
+        .q = fkda_cuda_view_of(&plan->q),
+        .k = fkda_cuda_view_of(&plan->k),
+        .g = fkda_cuda_view_of(&plan->g),
+        .beta = fkda_cuda_view_of(&plan->beta),
         .A_log = plan->A_log,
         .dt_bias = plan->dt_bias,
         .A_log_stride = plan->A_log_stride,
         .dt_bias_stride_h = plan->dt_bias_stride_h,
-        .sequences = sequences_of(plan),
+        .sequences = fkda_cuda_sequences_of(plan),
         .lower_bound_log2 = (float)(plan->lower_bound * LOG2E),
         .HV = (int32_t)plan->HV,
         .heads_per_key = (int32_t)plan->heads_per_key,
@@ -220,32 +188,33 @@ static struct fkda_prepare_args prepare_args_of(const struct fkda_plan *plan)
         .allow_neg_eigval = plan->allow_neg_eigval,
         .g_is_f32 = plan->g.dtype == FKDA_F32,
         .beta_is_f32 = plan->beta.dtype == FKDA_F32,
-        .aligned_rows = rows_aligned(&plan->q, 16) && rows_aligned(&plan->k, 16) &&
-                        (plan->g.dtype == FKDA_F32 || rows_aligned(&plan->g, 16)),
+        .aligned_rows = fkda_cuda_rows_aligned(&plan->q, 16) &&
+                        fkda_cuda_rows_aligned(&plan->k, 16) &&
+                        (plan->g.dtype == FKDA_F32 || fkda_cuda_rows_aligned(&plan->g, 16)),
     };
 }
 
 static struct fkda_recurrence_args recurrence_args_of(const struct fkda_plan *plan)
 {
     return (struct fkda_recurrence_args){
-        .v = view_of(&plan->v),
-        .out = view_of(&plan->out),
-        .sequences = sequences_of(plan),
-        .initial_state = states_of(&plan->initial_state),
-        .final_state = states_of(&plan->final_state),
-        .state_indices = index_of(&plan->state_indices),
+        .v = fkda_cuda_view_of(&plan->v),
+        .out = fkda_cuda_view_of(&plan->out),
+        .sequences = fkda_cuda_sequences_of(plan),
+        .initial_state = fkda_cuda_states_of(&plan->initial_state),
+        .final_state = fkda_cuda_states_of(&plan->final_state),
+        .state_indices = fkda_cuda_index_of(&plan->state_indices),
         .num_slots = plan->num_slots,
-        .checkpoint_state = states_of(&plan->checkpoint_state),
-        .checkpoint_offsets = index_of(&plan->checkpoint_offsets),
-        .checkpoint_indptr = index_of(&plan->checkpoint_indptr),
+        .checkpoint_state = fkda_cuda_states_of(&plan->checkpoint_state),
+        .checkpoint_offsets = fkda_cuda_index_of(&plan->checkpoint_offsets),
+        .checkpoint_indptr = fkda_cuda_index_of(&plan->checkpoint_indptr),
         .num_checkpoints = plan->num_checkpoints,
         .checkpoints_per_sequence = plan->checkpoints_per_sequence,
         .scale = plan->scale,
         .HV = (int32_t)plan->HV,
         .V = (int32_t)plan->V,
         .target_log2 = plan->allow_neg_eigval ? TARGET_LOG2_DOUBLED : TARGET_LOG2,
-        .aligned_v = rows_aligned(&plan->v, 16),
-        .wide_out = rows_aligned(&plan->out, 4),
+        .aligned_v = fkda_cuda_rows_aligned(&plan->v, 16),
+        .wide_out = fkda_cuda_rows_aligned(&plan->out, 4),
     };
 }
 

@@ -40,6 +40,20 @@ def run(call, **how):
     return result
 
 
+def decode(call, state, **options):
+    """inputs.decode on the GPU, `state` there already and updated in place. -> out"""
+    if call.q.device.type != DEVICE:
+        call = moved(call)
+    options = {name: _move(x) for name, x in options.items()}
+    before = (flash_kda.last_report() or {}).get("num_calls", 0)
+    with torch.device(DEVICE):
+        out = inputs.decode(call, state, **options)
+    report = flash_kda.last_report()
+    assert report["num_calls"] == before + 1
+    assert report["kernel"].startswith("cuda/"), report
+    return out
+
+
 def on_cpu(result):
     return inputs.Result(*(x.cpu() if isinstance(x, torch.Tensor) else x for x in result))
 

@@ -219,16 +219,10 @@ def test_the_device_of_the_tensors_is_used():
     assert same_bits(out.cpu(), want.out.cpu()) and same_bits(final.cpu(), want.final.cpu())
 
 
-def test_decode_and_reference_say_that_they_have_no_cuda_kernels():
+def test_the_reference_says_that_it_has_no_cuda_kernels():
     call = moved(shared(4, 2))
     with pytest.raises(NotImplementedError, match="cuda, reference has no CUDA kernels"):
         run(call, fn=flash_kda.reference)
-    state = torch.zeros(call.state_shape(), device=DEVICE)
-    with pytest.raises(NotImplementedError, match="cuda, decode has no CUDA kernels"):
-        flash_kda.decode(
-            *(call.q, call.k, call.v, call.g, call.beta, call.scale, torch.empty_like(call.v)),
-            *(call.A_log, call.dt_bias, -5.0, state),
-        )
 
 
 # ---- Host time -----------------------------------------------------------------------------------

@@ -63,7 +63,6 @@ static fkda_tensor absent(void)
     X(gate_negative, ALL, INVALID, "gate: -1, wanted 0 (bounded)", A.gate = -1;)                \
     X(gate_3, ALL, INVALID, "gate: 3, wanted", A.gate = 3;)                                     \
     X(device_2, ALL, INVALID, "device: 2, wanted 0 (CPU)", A.device = 2;)                       \
-    X(cuda_decode, DECODE, UNSUPPORTED, "device: cuda, fkda_decode has no", A.device = 1;)      \
     X(cuda_reference, REFERENCE, UNSUPPORTED, "device: cuda, fkda_reference has no",            \
       A.device = 1;)                                                                            \
     X(isa_negative, ALL, INVALID, "isa: -1, wanted", A.isa = -1;)                               \

@@ -1,0 +1,78 @@
+/* launch_decode.c: the one grid of decode. The kernels' host symbols stand for them here. */
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "cuda/cuda_launch.h"
+
+void fkda_decode_f32_sm80(struct fkda_decode_args args);
+void fkda_decode_bf16_sm80(struct fkda_decode_args args);
+void fkda_decode_f32_any_sm80(struct fkda_decode_args args);
+void fkda_decode_bf16_any_sm80(struct fkda_decode_args args);
+
+static const void *const kernels[] = {
+    (const void *)fkda_decode_bf16_sm80,
+    (const void *)fkda_decode_f32_sm80,
+    (const void *)fkda_decode_bf16_any_sm80,
+    (const void *)fkda_decode_f32_any_sm80,
+};
+
+enum { KERNELS = sizeof kernels / sizeof kernels[0], DEVICES = 64 };
+
+/* What is known of a kernel on a device. */
+enum { UNKNOWN = 0, LOADED = 1, LOADED_DEPENDENT = 2 };
+
+/* Asking for the attributes brings the code to the device. Code for sm_90 and later waits for the
+ * kernel ahead by itself (dependent_launch.cuh); PTX of an earlier architecture does not. */
+static cudaError_t load(const void *kernel, int *known)
+{
+    struct cudaFuncAttributes attributes;
+    /* Loading may allocate, which a thread that captures in global mode is not allowed to. */
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaError_t error = cudaThreadExchangeStreamCaptureMode(&mode);
+    if (error != cudaSuccess)
+        return error;
+    error = cudaFuncGetAttributes(&attributes, kernel);
+    const cudaError_t restored = cudaThreadExchangeStreamCaptureMode(&mode);
+    if (error == cudaSuccess)
+        *known = attributes.ptxVersion >= 90 ? LOADED_DEPENDENT : LOADED;
+    return error == cudaSuccess ? restored : error;
+}
+
+/* Loads once per kernel and device. Two threads may both come here first: both load. */
+static cudaError_t find_kernel(int which, int device, int *known)
+{
+    static _Atomic int found[KERNELS][DEVICES];
+    _Atomic int *const entry = device < DEVICES ? &found[which][device] : NULL;
+    *known = entry ? atomic_load_explicit(entry, memory_order_acquire) : UNKNOWN;
+    if (*known != UNKNOWN)
+        return cudaSuccess;
+    const cudaError_t error = load(kernels[which], known);
+    if (error == cudaSuccess && entry)
+        atomic_store_explicit(entry, *known, memory_order_release);
+    return error;
+}
+
+cudaError_t fkda_cuda_launch_decode(const struct fkda_decode_args *args, int device,
+                                    cudaStream_t stream)
+{
+    const int which = (args->state.is_f32 ? 1 : 0) + (args->plain ? 0 : 2);
+    int known;
+    if (args->sequences.N == 0 || args->sequences.T == 0)
+        return cudaSuccess; /* no token: nothing is written */
+    const cudaError_t error = find_kernel(which, device, &known);
+    if (error != cudaSuccess)
+        return error;
+
+    struct fkda_decode_args a = *args;
+    void *params[] = {&a};
+    cudaLaunchAttribute dependent = {.id = cudaLaunchAttributeProgrammaticStreamSerialization,
+                                     .val.programmaticStreamSerializationAllowed = 1};
+    const cudaLaunchConfig_t config = {
+        .gridDim = {(unsigned)a.sequences.N * (unsigned)a.HV * (unsigned)a.slices, 1, 1},
+        .blockDim = {32 * DECODE_WARPS, 1, 1},
+        .stream = stream,
+        .attrs = &dependent,
+        .numAttrs = known == LOADED_DEPENDENT ? 1 : 0,
+    };
+    return cudaLaunchKernelExC(&config, kernels[which], params);
+}
