@@ -129,7 +129,7 @@ def test_sglang_extend_without_copies(extend, device):
 
 
 def test_sglang_decode(device):
-    """TritonKDAKernel.packed_decode: q, k, v in one row, softplus gate, slots below 0 are padding."""
+    """TritonKDAKernel.packed_decode: q, k, v in one row, softplus gate, slot -1 is padding."""
     N = 5
     A_log, dt_bias = parameters()
     mixed_qkv = randn(N, 3 * H * D, seed=1).bfloat16()
