@@ -67,7 +67,7 @@ def _why_no_device(device):
 _no_device = {}  # by type of device; it does not change while the process lives
 
 
-def _why_not_tensors(call):
+def _why_not_tensors(call, by_decode=False):
     """Gradients, devices, dtypes and sizes."""
     names = ("q", "k", "v", "g", "beta", "initial_state", "A_log", "dt_bias", "out")
     tensors = [(name, call[name]) for name in names if call.get(name) is not None]
@@ -81,7 +81,7 @@ def _why_not_tensors(call):
     if _no_device[device]:
         return _no_device[device]
     for name, x in tensors:
-        narrow = device == "cuda" and name in ("q", "k", "v", "out")
+        narrow = device == "cuda" and not by_decode and name in ("q", "k", "v", "out")
         if x.dtype not in (FLOATS[:1] if narrow else FLOATS) and name not in ("A_log", "dt_bias"):
             wanted = "bfloat16" if narrow else "bfloat16 or float32"
             return f"{name} is {x.dtype}, wanted {wanted} on {device}"
@@ -149,10 +149,12 @@ def _why_not_chunk(call):
 def _why_not_recurrent(call):
     if call.get("inplace_final_state", True) and call.get("initial_state") is None:
         return "inplace_final_state without initial_state, which FLA refuses"
-    reason = _why_not_options(call) or _why_not_tensors(call)
-    if reason is None and call.get("ssm_state_indices") is not None:
-        reason = _why_not_pool(call)
-    return reason
+    pool = call.get("ssm_state_indices") is not None
+    return (
+        _why_not_options(call)
+        or _why_not_tensors(call, by_decode=pool or _is_short(call))
+        or (_why_not_pool(call) if pool else None)
+    )
 
 
 # ---- What is ours --------------------------------------------------------------------------------

@@ -335,6 +335,21 @@ def test_recurrent_into_out(device):
     assert_near(result, *reference(inputs))
 
 
+def test_recurrent_float32(device):
+    inputs = {n: x.float() if n in "qkvg" or n == "beta" else x for n, x in small(4).items()}
+    result = run(moved(inputs, device), "fused_recurrent_kda", **V_FIRST)
+    assert_ours(result, device, ours_for(device, 4), RECURRENT)
+    out, final = reference(inputs)
+    assert result["out"].dtype == torch.float32
+    assert ratio(result["out"], out) < 1e-5 and ratio(result["final"], final) < 1e-5
+    inputs = {n: x.float() if n in "qkv" else x for n, x in small(20).items()}
+    result = run(moved(inputs, device), "fused_recurrent_kda", **V_FIRST)
+    if device == "cpu":
+        assert_ours(result, device, "fwd", RECURRENT)
+    else:
+        assert_left(result, "q is torch.float32, wanted bfloat16 on cuda", RECURRENT)
+
+
 def test_recurrent_rows_of_no_sequence_are_zero(device):
     inputs = small(12, [0, 3, 5])
     result = run(moved(inputs, device), "fused_recurrent_kda", **V_FIRST)
