@@ -336,6 +336,41 @@ MUTANTS = [
         "((size_t)dl->dtype.bits * dl->dtype.lanes + 7) / 8",
         "test_errors.py -k workspace",
     ),
+    Mutant(
+        "binding: torch is not told what was written",
+        "python/binding/module.c",
+        "if (fkda_mark_written(call.arrays.reader, call.written, call.num_written) == 0) {",
+        "if (result == NULL) {",
+        "test_torch.py -k write",
+    ),
+    Mutant(
+        "fla: a state keeps FLA's layout",
+        "python/flash_kda/fla.py",
+        "(state if _value_rows_first(call) else state.transpose(-1, -2)).contiguous()",
+        "state.contiguous()",
+        "test_fla_backend.py -k layouts",
+    ),
+    Mutant(
+        "fla: a call with gradients is taken",
+        "python/flash_kda/fla.py",
+        "    if torch.is_grad_enabled():\n",
+        "    if False:\n",
+        "test_fla_backend.py -k training",
+    ),
+    Mutant(
+        "fla: accepted draft tokens are forgotten",
+        "python/flash_kda/fla.py",
+        "        num_accepted_tokens=accepted,\n",
+        "        num_accepted_tokens=None if accepted is None else accepted.clamp(max=1),\n",
+        "test_fla_backend.py -k draft",
+    ),
+    Mutant(
+        "fla: the built-in backend stays beside ours",
+        "python/flash_kda/fla.py",
+        "        priority = 1\n",
+        '        priority = 1\n        backend_type = "another"\n',
+        "test_fla_backend.py -k left_to_fla",
+    ),
 ]
 
 
