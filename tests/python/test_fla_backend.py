@@ -11,7 +11,10 @@ pytest.importorskip("fla", reason="flash-linear-attention (fla-core) is not inst
 pytest.register_assert_rewrite("fla_cases")
 
 from fla_cases import *  # noqa: F403
-from fla_driver import run_elsewhere
+from fla_cases import V_FIRST, assert_left, moved, small
+from fla_driver import run, run_elsewhere
+
+import flash_kda
 
 SMALL = {"B": 1, "T": 40, "H": 2, "import": True}
 
@@ -49,6 +52,17 @@ def test_import_with_an_fla_that_has_no_backends():
     assert status != 0
     assert error.startswith("ImportError: flash_kda.fla: chunk_kda of fla-core ")
     assert error.endswith("wanted 0.5.0 or newer")
+
+
+def test_devices_that_are_not_ours(backend):
+    assert backend._why_no_device("cpu") is None
+    found = flash_kda.info()
+    if found["device"] == "cpu":
+        reason = "this build of flash_kda has no CUDA kernels"
+        if found["cuda_archs"]:
+            reason = f"no usable GPU: {found['cuda_status']}"
+        assert backend._why_no_device("cuda") == reason
+    assert_left(run(moved(small(), "meta"), **V_FIRST), "q is on meta, wanted cpu or cuda")
 
 
 def test_import_with_a_wrong_switch():
