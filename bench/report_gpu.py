@@ -3,6 +3,7 @@
 import math
 
 import records
+import report_decode
 import report_pictures
 from gpu_names import NAMES, TEN_SHAPES
 from report_text import Runs, milliseconds, ours_first, percent, scientific, slug, table
@@ -104,6 +105,11 @@ Copy bandwidth: {min(copies):.0f} to {max(copies):.0f} GB/s over the runs, bytes
     for regime in records.REGIMES:
         if any(r["regime"] == regime for r in prefill):
             text += f"### Prefill, {regime} gates\n\n{times(found, regime, runs)}\n"
+    decode = [r for r in found if r["kind"] == "decode"]
+    if decode:
+        pictures[f"{prefix}-decode.png"] = (report_decode.draw, decode)
+        text += f"### Decode\n\n![Share of the copy bandwidth]({prefix}-decode.png)\n\n"
+        text += report_decode.decode(found) + "\n"
     text += f"""### Ten shapes with few heads
 
 {ten_shapes(found)}

@@ -4,6 +4,7 @@ its goal, and what others took in the same case."""
 import records
 from gpu_names import NAMES
 from report_cpu import DECODE_GOAL, PREFILL_GOALS, kernel_text, share_of_copy, share_of_fma
+from report_decode import goal_of
 from report_text import best_ms, milliseconds, percent, size_of, table
 
 # ms: no slower than MoonshotAI's FlashKDA, as measured once on an H200, cold L2, any gates.
@@ -75,7 +76,7 @@ def gpu_rows(found):
         yield (
             f"{kind} {case}",
             milliseconds(next(iter(ours.values()))["floor_ms"]),
-            GOALS_MS.get(case, "-") if kind == "prefill" else "-",
+            GOALS_MS.get(case, "-") if kind == "prefill" else goal_of(case),
             *("-" if ms is None else f"**{milliseconds(ms)}**" for ms in medians),
             f"{max(r['median_ms'] / r['floor_ms'] for r in ours.values()):.1f}",
             f"{beside}, {regime} gates" if regime else beside,

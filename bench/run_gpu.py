@@ -17,6 +17,8 @@ SLOW_MS = 5  # calls that take longer get fewer samples
 
 def add_options(parser):
     parser.add_argument("--cases", nargs="+", metavar="NAME", help='such as 8192x96 "mixed x64"')
+    parser.add_argument("--kind", choices=["prefill", "decode"], help="both if left out")
+    parser.add_argument("--decode-cases", nargs="+", metavar="NAME", help='such as "N1xH32 fp32"')
     parser.add_argument("--regime", nargs="+", default=records.REGIMES, choices=records.REGIMES)
     parser.add_argument("--quick", action="store_true", help="fewer samples, no second timing")
     parser.add_argument("--no-peers", action="store_true", help="only this package")
@@ -163,17 +165,25 @@ def run(options):
 
     clock, device, common = prepare(options)
     import gpu_cases
+    import gpu_decode
     from implementations import installed_peers
 
     results = options.results or records.RESULTS / "gpu.jsonl"
+    data = os.environ.get("FLASH_KDA_DATA", DATA)
     peers = [] if options.no_peers else installed_peers()
     start, count = time.perf_counter(), 0
     with torch.inference_mode():
         load = [records.load_average()] * 2
-        overhead = host_overhead(clock, device)
-        stamp = {"date": records.utc_now(), "load": load}
-        records.append(results, [{**common, **stamp, **overhead}])
-        for name in options.cases or NAMES:
+        if options.kind != "decode":
+            overhead = host_overhead(clock, device)
+            stamp = {"date": records.utc_now(), "load": load}
+            records.append(results, [{**common, **stamp, **overhead}])
+        if options.kind != "prefill":
+            for record in gpu_decode.run(options, clock, device, common, data):
+                records.append(results, [record])
+                count += 1
+                show(record, time.perf_counter() - start)
+        for name in (options.cases or NAMES) if options.kind != "decode" else ():
             shape = gpu_cases.case(name)
             shape = shape.shrunk() if options.dry_run else shape
             for regime in options.regime:
@@ -181,12 +191,12 @@ def run(options):
                     records.append(results, [record])
                     count += 1
                     show(record, time.perf_counter() - start)
-    print(f"{count + 1} records appended to {results}")
+    print(f"{count + (options.kind != 'decode')} records appended to {results}")
 
 
 def show(record, seconds):
     print(
-        f"[{seconds:5.0f} s] {record['case']:12} {record['regime']:8} {record['impl']:24}"
+        f"[{seconds:5.0f} s] {record['case']:14} {record['regime']:8} {record['impl']:24}"
         f" {record['median_ms']:8.3f} ms, {record['median_ms'] / record['floor_ms']:5.1f} floors,"
         f" error {record['error_out']:.1e} / {record['error_state']:.1e}, {record['kernel']}",
         flush=True,

@@ -134,6 +134,24 @@ def test_summary_of_a_gpu(tmp_path):
     ]
 
 
+def test_decode_of_a_gpu(tmp_path):
+    """The bandwidth and its share, graph and host times where they were taken, the goal of ours."""
+    own = {"kind": "decode", "case": "N1xH32 fp32", "bytes": 4e9, "floor_ms": 1.0}
+    found = [
+        gpu_record(**own, graph_ms=0.0045, host_ms=0.0078),
+        gpu_record(**own, impl="fla fused_recurrent_kda 0.6.0", kernel="fla", graph_ms=None),
+        gpu_record(case="8192x96"),
+    ]
+    records.append(tmp_path / "gpu.jsonl", found)
+    document = tmp_path / "x.md"
+    assert not report("--results", tmp_path, "--document", document, "--no-pictures").returncode
+    decode = document.read_text().partition("### Decode")[2].partition("###")[0]
+    assert "img/gpu-card-x-decode.png" in decode
+    rows = [line for line in decode.splitlines() if line.startswith("| N1xH32")]
+    assert "| 6.0 us in a graph | **2** | 1.9 to 2.2 | 2.00 | 50 % | 4.5 | 7.8 |" in rows[0]
+    assert "| - | **2** | 1.9 to 2.2 | 2.00 | 50 % | - | - |" in rows[1] and len(rows) == 2
+
+
 def test_summary_names_every_cpu_case():
     summary = (ROOT / "docs" / "benchmarks.md").read_text().partition("## How it was measured")[0]
     cases = {
