@@ -460,6 +460,11 @@ def check_patterns(mutants):
 
 
 def write_table(rows):
+    """Rows of mutants that did not run now keep what they said."""
+    text = NOTES.read_text()
+    said = dict(re.findall(r"^(\| .+? \| `[^`|]+` \|) (.+) \|$", text, re.M))
+    said |= {f"| {m.what} | `{m.file}` |": result for m, result in rows}
+    starts = [f"| {m.what} | `{m.file}` |" for m in MUTANTS]
     lines = [
         HEADING,
         "",
@@ -470,8 +475,7 @@ def write_table(rows):
         "| broken | in | first test to fail |",
         "|---|---|---|",
     ]
-    lines += [f"| {m.what} | `{m.file}` | {result} |" for m, result in rows]
-    text = NOTES.read_text()
+    lines += [f"{start} {said[start]} |" for start in starts if start in said]
     before, _, after = text.partition(HEADING)
     following = re.search(r"^## ", after, re.M)
     tail = "\n" + after[following.start() :] if following else ""
@@ -482,7 +486,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="mutants whose description matches this pattern")
     parser.add_argument("--list", action="store_true", help="names the mutants and ends")
-    parser.add_argument("--write", action="store_true", help="table into docs/lab-notes.md")
+    parser.add_argument("--write", action="store_true", help="results into the table of docs/lab-notes.md")
     options = parser.parse_args()
     mutants = [m for m in MUTANTS if re.search(options.only, m.what)]
     check_patterns(MUTANTS)
