@@ -10,6 +10,8 @@
 
 #include "cuda/tile_image.h"
 
+enum { STEPS = TILE_K / 16 }; /* products over the key channels take 16 at a time */
+
 static __device__ __forceinline__ int64_t load_index(const struct fkda_cuda_index *index, int64_t i)
 {
     return index->is_int64 ? ((const int64_t *)index->data)[i * index->stride]

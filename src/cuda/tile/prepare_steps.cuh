@@ -31,7 +31,7 @@
 /* The tensor core drops the low bits of tf32 operands: 0.72 2^-11 too small each on average. */
 #define TF32_UNBIAS 1.000704f
 
-enum { ROW_BYTES = 2 * TILE_K, STEPS = TILE_K / 16 };
+enum { ROW_BYTES = 2 * TILE_K };
 
 /* Byte offset of piece c (8 channels) of a row: eight rows of one piece lie in different banks. */
 static __device__ __forceinline__ int piece(int row, int c)

@@ -1,0 +1,755 @@
+/* forward_sm90.cu: the whole forward of one (sequence, value head) in one block, for Hopper.
+ *
+ *     q, k, v, g --copy engine--> raw ring --prepare--> ring of chunks --state--> out
+ *
+ * A chunk has 32 tokens, two tiles of 16, and G is the cumulative gate (log2) counted from its
+ * middle M, so that both tiles stay within the exponents of bf16: G >= 0 before M, G <= 0 past it.
+ *     A, P  from k 2^G, q 2^G and k 2^-G, one product of 64 x 32 in bf16
+ *     Kd = k^ 2^(G - G_0)   Qd = q^ 2^(G - G_0)   Kr = k^ 2^(G_C - G)      at most 1: fp16
+ *     T = (I + A)^-1: the two diagonal tiles by substitution, T21 = -T22 A21 T11
+ * Two prepare warpgroups make chunks in turn. Two state warpgroups hold S [128, 128] in fp32
+ * accumulators, 64 value channels each, and walk it (x' is the transpose of x):
+ *     R' = V' - S Kd'    U' = R' (T b)'    O' = S Qd' + U' P'    S <- S diag(2^(G_C - G_0)) + U' Kr
+ * Bounded gate, bf16 inputs that the copy engine can read, K = V = 128; launched by launch_sm90.c.
+ */
+#include "cuda/forward_sm90.h"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/wgmma.cuh"
+#include "cuda/tile/prepare_steps.cuh"
+#include "cuda/tile/state_steps.cuh"
+
+enum {
+    CHUNK = 32,
+    HALF_K = 64, /* channels in a row of 128 bytes */
+    ROLE_THREADS = 128,
+    THREADS = FORWARD_SM90_THREADS,
+    PREPARERS = 2,
+    RESCALE_CHUNKS = 4,
+    RING = 3, /* of raw stages and of chunks: chunk c is in place c % RING of both */
+    A_PITCH = 36,
+    T_PITCH = 40
+};
+/* 256 (168 + 88) = 65536, all there are */
+#define STATE_REGISTERS   168
+#define PREPARE_REGISTERS 88
+
+/* Raw q, k, g of a chunk as the copy engine brings them: rows of 64 channels, whose 16-byte pieces
+ * are permuted (swizzled()). The factors of A and P take their place: k 2^G, q 2^G, k 2^-G. */
+struct raw {
+    char kq[2][2 * CHUNK][128]; /* [half of K][k rows, then q rows] */
+    char g[2][CHUNK][128];
+};
+
+/* What the state warpgroups read of a chunk, as wgmma wants it. */
+struct chunk {
+    char kq[2][2 * CHUNK][128];   /* [half of K][Kd rows, then Qd rows] fp16, swizzled */
+    char kr[2][2][CHUNK][128];    /* [Kr, its rest][half of K] fp16, swizzled */
+    char v[2][CHUNK][128];        /* [half of V] bf16, swizzled; out takes its place */
+    char tb[2048], p[2048];       /* T b and P: fp16, see corner() */
+    float decay[TILE_K];          /* 2^(G_C - G_0) */
+    char unused[512];
+};
+static_assert(sizeof(struct raw) % 1024 == 0 && sizeof(struct chunk) % 1024 == 0,
+              "the pattern of swizzled rows starts at multiples of 1024 bytes");
+
+/* What a prepare warpgroup works in. */
+struct workshop {
+    float totals[4][TILE_K];    /* gates of 8 tokens each, log2 */
+    float inverse[2 * CHUNK];   /* 1 / |k|, then 1 / |q| */
+    /* one warp still reads these when the others begin the next chunk */
+    float beta[2][CHUNK];       /* of even and of odd turns */
+    float a[CHUNK][A_PITCH];    /* b A */
+    uint16_t t[CHUNK][T_PITCH]; /* diagonal tiles of T, fp16 */
+};
+
+/* What the block works on. */
+struct head {
+    int64_t slot;
+    int64_t n;
+    struct sequence seq;
+    uint16_t *out;
+    int h, length, chunks;
+};
+
+struct shared {
+    struct raw raw[RING];
+    struct chunk chunks[RING];
+    struct workshop workshops[PREPARERS];
+    float offset[TILE_K]; /* slope * dt_bias */
+    struct head head;
+    uint64_t raw_full[RING], full[RING], empty[RING];
+};
+static_assert(sizeof(struct shared) <= FORWARD_SM90_SHARED_BYTES, "the host asks for this much");
+
+/* Byte offset of the 16-byte piece c of a row of 128 bytes. */
+static __device__ __forceinline__ int swizzled(int row, int c)
+{
+    return 128 * row + 16 * (c ^ row % 8);
+}
+
+/* Byte offset of element (row, column) of a 32 x 32 right operand: tiles of 8 x 8, 128 bytes each. */
+static __device__ __forceinline__ int corner(int row, int column)
+{
+    return 512 * (row / 8) + 128 * (column / 8) + 16 * (row % 8) + 2 * (column % 8);
+}
+
+static __device__ __forceinline__ int tokens_of_chunk(int length, int chunk)
+{
+    return min((int)CHUNK, length - chunk * CHUNK);
+}
+
+/* x, of which the compiler knows nothing: what follows from it is computed where it is used, not
+ * kept in registers around the loop. */
+static __device__ __forceinline__ int rederive(int x)
+{
+    int y;
+    asm volatile("mov.b32 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
+/* ---- prepare warpgroups --------------------------------------------------------------------- */
+
+/* One thread starts the copies of a chunk's q, k, g. */
+static __device__ __forceinline__ void fetch_raw(const struct fkda_forward_sm90_args *a,
+                                                 struct shared *s, int chunk)
+{
+    struct raw *raw = &s->raw[chunk % RING];
+    uint64_t *barrier = &s->raw_full[chunk % RING];
+    const int hk = s->head.h / a->prepare.heads_per_key;
+    const int row = (int)s->head.seq.begin + chunk * CHUNK, batch = (int)s->head.seq.batch;
+    mbarrier_arrive_expect(barrier, sizeof(struct raw));
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        tensor_copy_4d(raw->kq[half][0], &a->k, HALF_K * half, hk, row, batch, barrier);
+        tensor_copy_4d(raw->kq[half][CHUNK], &a->q, HALF_K * half, hk, row, batch, barrier);
+        tensor_copy_4d(raw->g[half][0], &a->g, HALF_K * half, s->head.h, row, batch, barrier);
+    }
+}
+
+static __device__ __forceinline__ void fetch_values(const struct fkda_forward_sm90_args *a,
+                                                    struct shared *s, int chunk)
+{
+    uint64_t *barrier = &s->full[chunk % RING];
+    const int row = (int)s->head.seq.begin + chunk * CHUNK, batch = (int)s->head.seq.batch;
+    mbarrier_arrive_expect(barrier, sizeof s->chunks[0].v);
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        tensor_copy_4d(s->chunks[chunk % RING].v[half][0], &a->v, HALF_K * half, s->head.h, row,
+                       batch, barrier);
+}
+
+/* Raw rows past the end of the sequence become zero. The warpgroup's threads share them. */
+static __device__ __forceinline__ void clear_tail(struct raw *raw, int count, int thread)
+{
+    for (int i = thread; i < (CHUNK - count) * 48; i += ROLE_THREADS) {
+        const int row = count + i / 48, part = i / 8 % 6, at = 16 * (i % 8);
+        char *rows = part < 4 ? raw->kq[part / 2][part % 2 * CHUNK] : raw->g[part - 4][0];
+        *(uint4 *)(rows + 128 * row + at) = make_uint4(0, 0, 0, 0);
+    }
+}
+
+/* 1 / |row| of the warp's 16 rows of k and q: the diagonal of the rows' product with themselves. */
+static __device__ __forceinline__ void invert_norms(float inverse[2 * CHUNK], const struct raw *raw,
+                                                    int warp, int lane)
+{
+    const int g = lane / 4, row = 16 * warp + lane % 16;
+    float d[2][4] = {{0}};
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) {
+        uint32_t x[4];
+        ldmatrix_x4(x, raw->kq[step / 4][0] + swizzled(row, 2 * (step % 4) + lane / 16));
+        mma_m16n8k16_bf16(d[0], x, x[0], x[2]);
+        mma_m16n8k16_bf16(d[1], x, x[1], x[3]);
+    }
+    if (lane % 4 == g / 2) {
+        inverse[16 * warp + g] = rsqrt_approx((g % 2 ? d[0][1] : d[0][0]) + 1e-6f);
+        inverse[16 * warp + g + 8] = rsqrt_approx((g % 2 ? d[1][3] : d[1][2]) + 1e-6f);
+    }
+}
+
+/* Four channels of one row, bf16. */
+static __device__ __forceinline__ void unpack(float x[4], uint2 raw)
+{
+    x[0] = bf16_low(raw.x);
+    x[1] = bf16_high(raw.x);
+    x[2] = bf16_low(raw.y);
+    x[3] = bf16_high(raw.y);
+}
+
+static __device__ __forceinline__ uint2 pack_bf16(const float x[4])
+{
+    return make_uint2(cvt_rn_bf16x2(x[0], x[1]), cvt_rn_bf16x2(x[2], x[3]));
+}
+
+static __device__ __forceinline__ uint2 pack_f16(const float x[4])
+{
+    return make_uint2(cvt_rn_f16x2(x[0], x[1]), cvt_rn_f16x2(x[2], x[3]));
+}
+
+/* Gates of the warp's 8 tokens and the lane's 4 channels, summed away from the chunk's middle: in
+ * the warps before it G of token i, less those of the warps between, is -(sum of i + 1 .. 7), else
+ * the sum of 0 .. i. Returns the sum of all 8. */
+static __device__ __forceinline__ void sum_gates(float G[8][4], float total[4],
+                                                 const struct shared *s, const char *rows,
+                                                 int piece, float slope, float bound, int count,
+                                                 int warp, int lane)
+{
+    const float4 offset = *(const float4 *)&s->offset[4 * lane];
+    const float o[4] = {offset.x, offset.y, offset.z, offset.w};
+#pragma unroll
+    for (int d = 0; d < 4; d++)
+        total[d] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        float raw[4];
+        unpack(raw, *(const uint2 *)(rows + (piece ^ 16 * i) + 128 * i));
+        const float scale = 8 * warp + i < count ? bound : 0.0f; /* no gate past the end */
+#pragma unroll
+        for (int d = 0; d < 4; d++) {
+            total[d] += scale * rcp_approx(1.0f + ex2_approx(slope * raw[d] + o[d]));
+            G[i][d] = total[d];
+        }
+    }
+}
+
+static __device__ __forceinline__ void load4(float x[4], const float *from)
+{
+    const float4 y = *(const float4 *)from;
+    x[0] = y.x;
+    x[1] = y.y;
+    x[2] = y.z;
+    x[3] = y.w;
+}
+
+/* The lane's 4 channels of the warp's 8 tokens: raw rows become the factors of A and P; Kd, Qd, Kr
+ * and the decay go to the chunk. */
+static __device__ __forceinline__ void make_factors(struct raw *raw, struct chunk *out,
+                                                    const struct workshop *shop, float G[8][4],
+                                                    int warp, int lane)
+{
+    const int half = lane / 16, piece = 16 * (lane % 16 / 2) + 8 * (lane % 2);
+    /* before: 2^(M - G_0); after: 2^(G_C - M) */
+    float before[4], after[4];
+    {
+        float total[4][4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            load4(total[i], &shop->totals[i][4 * lane]);
+#pragma unroll
+        for (int d = 0; d < 4; d++) {
+            /* G of the warps between this one and M */
+            const float shift = warp == 0   ? -total[0][d] - total[1][d]
+                                : warp == 1 ? -total[1][d]
+                                : warp == 2 ? 0.0f
+                                            : total[2][d];
+            before[d] = ex2_approx(total[0][d] + total[1][d]);
+            after[d] = ex2_approx(total[2][d] + total[3][d]);
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                G[i][d] += shift;
+        }
+    }
+    if (warp == 0)
+        *(float4 *)&out->decay[4 * lane] =
+            make_float4(before[0] * after[0], before[1] * after[1], before[2] * after[2],
+                        before[3] * after[3]);
+    char *const raw_k = raw->kq[half][8 * warp], *const raw_g = raw->g[half][8 * warp];
+    char *const chunk_k = out->kq[half][8 * warp], *const chunk_r = out->kr[0][half][8 * warp];
+    const float *const inverse = shop->inverse + 8 * warp;
+    /* loads stay one token ahead of the stores, past which the compiler does not move them */
+    uint2 next_k = *(const uint2 *)(raw_k + piece);
+    uint2 next_q = *(const uint2 *)(raw_k + piece + 128 * CHUNK);
+    float next_inverse_k = inverse[0], next_inverse_q = inverse[CHUNK];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const int at = (piece ^ 16 * i) + 128 * i;
+        const float inverse_k = next_inverse_k, inverse_q = next_inverse_q;
+        float k[4], q[4], kd[4], qd[4], ki[4], rest[4];
+        unpack(k, next_k);
+        unpack(q, next_q);
+        if (i < 7) {
+            const int next = (piece ^ 16 * (i + 1)) + 128 * (i + 1);
+            next_k = *(const uint2 *)(raw_k + next);
+            next_q = *(const uint2 *)(raw_k + next + 128 * CHUNK);
+            next_inverse_k = inverse[i + 1];
+            next_inverse_q = inverse[CHUNK + i + 1];
+        }
+#pragma unroll
+        for (int d = 0; d < 4; d++) {
+            const float up = ex2_approx(G[i][d]), down = ex2_approx(-G[i][d]);
+            k[d] *= inverse_k;
+            kd[d] = k[d] * up;
+            ki[d] = k[d] * down;
+            qd[d] = q[d] * inverse_q * up;
+        }
+        *(uint2 *)(raw_k + at) = pack_bf16(kd);
+        *(uint2 *)(raw_k + at + 128 * CHUNK) = pack_bf16(qd);
+        *(uint2 *)(raw_g + at) = pack_bf16(ki);
+#pragma unroll
+        for (int d = 0; d < 4; d++) {
+            kd[d] *= before[d];
+            qd[d] *= before[d];
+            ki[d] *= after[d];
+            const float high = __uint_as_float(__float_as_uint(ki[d]) & 0xffffe000u);
+            rest[d] = ki[d] - high;
+            ki[d] = high;
+        }
+        *(uint2 *)(chunk_k + at) = pack_f16(kd);
+        *(uint2 *)(chunk_k + at + 128 * CHUNK) = pack_f16(qd);
+        *(uint2 *)(chunk_r + at) = pack_f16(ki);
+        *(uint2 *)(chunk_r + at + sizeof out->kr[0]) = pack_f16(rest);
+    }
+}
+
+/* Accumulators of [Kd; Qd] Ki': warps 0, 1 hold A's rows, warps 2, 3 P's. */
+static __device__ __forceinline__ void store_products(const float d[16], struct workshop *shop,
+                                                      const float *beta, struct chunk *out,
+                                                      int warp, int lane)
+{
+    const int g = lane / 4, t = lane % 4, row = 16 * (warp % 2) + g;
+    if (warp < 2) {
+        float *const to = &shop->a[row][2 * t];
+        const float b[2] = {beta[row], beta[row + 8]};
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                *(float2 *)(to + 8 * A_PITCH * r + 8 * j) =
+                    make_float2(b[r] * d[4 * j + 2 * r], b[r] * d[4 * j + 2 * r + 1]);
+    } else {
+        char *const to = out->p + corner(row, 2 * t);
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const int past = row + 8 * r - 8 * j - 2 * t; /* row less column */
+                *(uint32_t *)(to + corner(8 * r, 8 * j)) =
+                    cvt_rn_f16x2(past >= 0 ? d[4 * j + 2 * r] : 0.0f,
+                                 past >= 1 ? d[4 * j + 2 * r + 1] : 0.0f);
+            }
+    }
+}
+
+/* The two 8 x 8 blocks of right operands, rows and columns from `row` and from `row + 16`. */
+static __device__ __forceinline__ void load_blocks_trans(uint32_t b[2], const uint16_t *t, int row,
+                                                         int lane)
+{
+    const int at = row + 16 * (lane / 8 % 2);
+    ldmatrix_x2_trans(b, t + T_PITCH * (at + lane % 8) + at);
+}
+
+/* T b of the chunk, by one warp. Its diagonal blocks of 8 x 8 come from substitution in fp32, one
+ * column a lane: x_t = e_t - sum_{s<t} A[t,s] x_s. Blocks below join two sides that are known:
+ * T21 = -T22 (A21 T11), for 8 x 8 in both tiles at once, then for 16 x 16. */
+static __device__ __forceinline__ void solve(struct workshop *shop, const float *beta,
+                                             struct chunk *out, int lane)
+{
+    const int g = lane / 4, t = lane % 4;
+    {
+        const int first = lane & ~7, column = lane;
+        const float b = beta[column];
+        const float *const a = &shop->a[first][first];
+        uint16_t *const to = &shop->t[first][column];
+        char *const tb = out->tb + corner(first, column);
+        float x[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            x[i] = i == lane % 8 ? 1.0f : 0.0f;
+#pragma unroll
+        for (int s = 0; s < 8; s++) {
+#pragma unroll
+            for (int i = s + 1; i < 8; i++)
+                x[i] -= a[A_PITCH * i + s] * x[s];
+            *(__half *)&to[T_PITCH * s] = __float2half_rn(x[s]);
+            *(__half *)(tb + corner(s, 0)) = __float2half_rn(b * x[s]);
+        }
+    }
+    __syncwarp(); /* the blocks of 8 are whole */
+    uint32_t left[4] = {0}, right[4];
+    {
+        /* rows and columns 0..7 of the product belong to the first tile, 8..15 to the second */
+        const float2 a0 = *(const float2 *)&shop->a[8 + g][2 * t];
+        const float2 a1 = *(const float2 *)&shop->a[24 + g][16 + 2 * t];
+        float y[4] = {0}, z[4] = {0};
+        left[0] = cvt_rn_f16x2(a0.x, a0.y);
+        left[3] = cvt_rn_f16x2(a1.x, a1.y);
+        load_blocks_trans(right, &shop->t[0][0], 0, lane);
+        mma_m16n8k16_f16(y, left, right[0], right[1]);
+        left[0] = *(const uint32_t *)&shop->t[8 + g][8 + 2 * t];
+        left[3] = *(const uint32_t *)&shop->t[24 + g][24 + 2 * t];
+        mma_m16n8k16_f16(z, left, movmatrix_trans(cvt_rn_f16x2(y[0], y[1])),
+                         movmatrix_trans(cvt_rn_f16x2(y[2], y[3])));
+#pragma unroll
+        for (int tile = 0; tile < 2; tile++) {
+            const float2 b = *(const float2 *)&beta[16 * tile + 2 * t];
+            const float low = -z[2 * tile], high = -z[2 * tile + 1];
+            *(uint32_t *)&shop->t[16 * tile + 8 + g][16 * tile + 2 * t] = cvt_rn_f16x2(low, high);
+            *(uint32_t *)(out->tb + corner(16 * tile + 8 + g, 16 * tile + 2 * t)) =
+                cvt_rn_f16x2(b.x * low, b.y * high);
+        }
+    }
+    __syncwarp(); /* the tiles of 16 are whole */
+    float y[2][4] = {{0}}, z[2][4] = {{0}};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float2 pair = *(const float2 *)&shop->a[16 + g + 8 * (i % 2)][2 * t + 8 * (i / 2)];
+        left[i] = cvt_rn_f16x2(pair.x, pair.y);
+    }
+    ldmatrix_x4_trans(right, &shop->t[lane % 16][8 * (lane / 16)]);
+    mma_m16n8k16_f16(y[0], left, right[0], right[1]);
+    mma_m16n8k16_f16(y[1], left, right[2], right[3]);
+    ldmatrix_x4(left, &shop->t[16 + lane % 16][16 + 8 * (lane / 16)]);
+    char *const tb = out->tb + corner(16 + g, 2 * t);
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        mma_m16n8k16_f16(z[n], left, movmatrix_trans(cvt_rn_f16x2(y[n][0], y[n][1])),
+                         movmatrix_trans(cvt_rn_f16x2(y[n][2], y[n][3])));
+        const float2 b = *(const float2 *)&beta[8 * n + 2 * t];
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            *(uint32_t *)(tb + corner(8 * r, 8 * n)) =
+                cvt_rn_f16x2(-b.x * z[n][2 * r], -b.y * z[n][2 * r + 1]);
+    }
+}
+
+/* b of one token of the sequence; zero past its end. */
+static __device__ __forceinline__ float load_beta_or_zero(const struct fkda_prepare_args *a,
+                                                          const struct head *w, int token)
+{
+    return token < w->length ? load_beta(a, w->seq, w->seq.begin + token, w->h) : 0.0f;
+}
+
+static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_sm90_args *a,
+                                                      struct shared *s)
+{
+    const int preparer = threadIdx.x / ROLE_THREADS - 2, barrier = 1 + preparer;
+    const struct head *w = &s->head;
+    struct workshop *shop = &s->workshops[preparer];
+    const float slope = load_gate(&a->prepare, FKDA_GATE_BOUNDED, w->h).slope;
+    float beta = 0.0f; /* warp 3: of the next chunk, one token a lane */
+    if (threadIdx.x % ROLE_THREADS >= 96)
+        beta = load_beta_or_zero(&a->prepare, w, CHUNK * preparer + threadIdx.x % 32);
+    for (int chunk = preparer; chunk < w->chunks; chunk += PREPARERS) {
+        const int thread = rederive(threadIdx.x % ROLE_THREADS);
+        const int warp = thread / 32, lane = thread % 32;
+        const int place = chunk % RING, phase = chunk / RING % 2, turn = chunk / PREPARERS;
+        struct raw *raw = &s->raw[place];
+        struct chunk *out = &s->chunks[place];
+        const int count = tokens_of_chunk(w->length, chunk);
+        mbarrier_wait(&s->raw_full[place], phase);
+        if (count < CHUNK) {
+            clear_tail(raw, count, thread);
+            named_barrier_sync(barrier, ROLE_THREADS); /* the zeros are there */
+        }
+        if (a->prepare.qk_l2norm)
+            invert_norms(shop->inverse, raw, warp, lane);
+        else if (lane < 16)
+            shop->inverse[16 * warp + lane] = 1.0f;
+        if (warp == 3) {
+            shop->beta[turn % 2][lane] = beta;
+            beta = load_beta_or_zero(&a->prepare, w, CHUNK * (chunk + PREPARERS) + lane);
+        }
+        float G[8][4], total[4];
+        const int piece = 16 * (lane % 16 / 2) + 8 * (lane % 2);
+        sum_gates(G, total, s, raw->g[lane / 16][8 * warp], piece, slope,
+                  a->prepare.lower_bound_log2, count, warp, lane);
+        *(float4 *)&shop->totals[warp][4 * lane] =
+            make_float4(total[0], total[1], total[2], total[3]);
+        if (chunk >= RING)
+            mbarrier_wait(&s->empty[place], phase ^ 1); /* the state warps have left the chunk */
+        if (thread == 0)
+            fetch_values(a, s, chunk);
+        named_barrier_sync(barrier, ROLE_THREADS); /* totals, norms and b are there */
+        make_factors(raw, out, shop, G, warp, lane);
+        fence_proxy_async();
+        named_barrier_sync(barrier, ROLE_THREADS); /* the factors are there; totals have been read */
+
+        float d[16];
+        const uint64_t left =
+            wgmma_descriptor(shared_address(raw->kq), 0, 1024, WGMMA_SWIZZLE_128);
+        const uint64_t right =
+            wgmma_descriptor(shared_address(raw->g), 0, 1024, WGMMA_SWIZZLE_128);
+        wgmma_pin_f32(d, 16);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) /* descriptors count in 16 bytes */
+            wgmma_m64n32k16_bf16(d, left + 512 * (step / 4) + 2 * (step % 4),
+                                 right + 256 * (step / 4) + 2 * (step % 4), step > 0);
+        wgmma_commit();
+        wgmma_wait(0);
+        wgmma_pin_f32(d, 16);
+        store_products(d, shop, shop->beta[turn % 2], out, warp, lane);
+        named_barrier_sync(barrier, ROLE_THREADS); /* A is there; the raw stage is free */
+        if (thread == 0 && chunk + RING < w->chunks)
+            fetch_raw(a, s, chunk + RING);
+        if (warp == turn % 4)
+            solve(shop, shop->beta[turn % 2], out, lane);
+        fence_proxy_async();
+        __syncwarp(); /* every lane's stores are fenced: lane 0 may announce them */
+        if (lane == 0)
+            mbarrier_arrive(&s->full[place]);
+    }
+}
+
+/* ---- state warpgroups ----------------------------------------------------------------------- */
+
+/* v of a chunk, the warp's 16 channels as rows: v[j] has tokens 8 j + 2t, + 1 of row g, then of
+ * row g + 8. */
+static __device__ __forceinline__ void load_values(uint32_t v[4][2], const char *rows, int warp,
+                                                   int count, int lane)
+{
+    const int t = lane % 4;
+#pragma unroll
+    for (int j = 0; j < 4; j += 2) {
+        uint32_t x[4];
+        const int token = 8 * (j + lane / 16) + lane % 8;
+        ldmatrix_x4_trans(x, rows + swizzled(token, 2 * warp + lane / 8 % 2));
+        v[j][0] = x[0];
+        v[j][1] = x[1];
+        v[j + 1][0] = x[2];
+        v[j + 1][1] = x[3];
+    }
+    if (count < CHUNK) /* other tokens are another sequence's */
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int token = 8 * j + 2 * t;
+            const uint32_t live =
+                (token < count ? 0xffffu : 0u) | (token + 1 < count ? 0xffff0000u : 0u);
+            v[j][0] &= live;
+            v[j][1] &= live;
+        }
+}
+
+/* Largest magnitude of each row's values, as bf16. Magnitudes compare as integers. */
+static __device__ __forceinline__ uint32_t max_values(const uint32_t v[4][2], int r)
+{
+    uint32_t m = v[0][r] & 0x7fff7fffu;
+#pragma unroll
+    for (int j = 1; j < 4; j++)
+        m = __vmaxu2(m, v[j][r] & 0x7fff7fffu);
+    return max(m >> 16, m & 0xffffu);
+}
+
+/* The warp's 16 channels of out, whose lanes hold tokens of one channel, become rows in v's place. */
+static __device__ __forceinline__ void turn_rows(uint4 x[2], char *rows, const float o[16],
+                                                 int warp, int lane)
+{
+#pragma unroll
+    for (int j = 0; j < 4; j += 2) {
+        uint32_t y[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            y[i] = cvt_rn_bf16x2(o[4 * j + 2 * i], o[4 * j + 2 * i + 1]);
+        const int token = 8 * (j + lane / 16) + lane % 8;
+        stmatrix_x4_trans(rows + swizzled(token, 2 * warp + lane / 8 % 2), y);
+    }
+    __syncwarp(); /* the rows are there */
+    x[0] = *(const uint4 *)(rows + swizzled(lane / 2, 2 * warp + lane % 2));
+    x[1] = *(const uint4 *)(rows + swizzled(lane / 2 + 16, 2 * warp + lane % 2));
+}
+
+/* Every RESCALE_CHUNKS chunks f is chosen anew; between them only when a value is too large for it.
+ * In that time |S| grows less than |v| would if its rows had target's bound (see TARGET_LOG2). */
+static __device__ __forceinline__ void choose_scale(struct walker *x, const uint32_t v[4][2],
+                                                    int due, int target)
+{
+    const uint32_t m[2] = {max_values(v, 0), max_values(v, 1)};
+    const int e0 = (int)(m[0] >> 7) - 127, e1 = (int)(m[1] >> 7) - 127;
+    if (__any_sync(~0u, due | e0 + x->f[0] > target | e1 + x->f[1] > target)) {
+        const float value_max[2] = {bf16_low(m[0]), bf16_low(m[1])};
+        rescale(x, value_max, target);
+    }
+}
+
+static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90_args *a,
+                                                  struct shared *s)
+{
+    const struct fkda_recurrence_args *r = &a->recurrence;
+    const struct head *w = &s->head;
+    struct walker x;
+    {
+        const int row = 16 * (threadIdx.x / 32) + threadIdx.x % 32 / 4;
+        load_state(&x, state_image(&r->initial_state, w->slot, w->h), r->initial_state.is_f32, row,
+                   threadIdx.x % 4);
+    }
+    for (int i = 0; i < w->chunks; i++) {
+        const int place = i % RING;
+        const int thread = rederive(threadIdx.x);
+        const int group = thread / ROLE_THREADS, warp = thread / 32 % 4;
+        const int lane = thread % 32, t = lane % 4;
+        struct chunk *chunk = &s->chunks[place];
+        const int count = tokens_of_chunk(w->length, i);
+        mbarrier_wait(&s->full[place], i / RING % 2);
+        uint32_t v[4][2];
+        load_values(v, chunk->v[group][0], warp, count, lane);
+        choose_scale(&x, v, i % RESCALE_CHUNKS == 0 || !a->prepare.qk_l2norm, r->target_log2 - 1);
+
+        /* S f as an operand; then S takes the chunk's decay */
+        uint32_t sf[STEPS][4];
+        const float *decay = chunk->decay + 2 * t;
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) {
+            float *left = x.s[2 * step], *right = x.s[2 * step + 1];
+            const float2 d = *(const float2 *)(decay + 16 * step);
+            const float2 e = *(const float2 *)(decay + 16 * step + 8);
+            sf[step][0] = cvt_rn_f16x2(left[0], left[1]);
+            sf[step][1] = cvt_rn_f16x2(left[2], left[3]);
+            sf[step][2] = cvt_rn_f16x2(right[0], right[1]);
+            sf[step][3] = cvt_rn_f16x2(right[2], right[3]);
+            left[0] *= d.x;
+            left[1] *= d.y;
+            left[2] *= d.x;
+            left[3] *= d.y;
+            right[0] *= e.x;
+            right[1] *= e.y;
+            right[2] *= e.x;
+            right[3] *= e.y;
+        }
+        const uint64_t kd =
+            wgmma_descriptor(shared_address(chunk->kq), 0, 1024, WGMMA_SWIZZLE_128);
+        float o[16], u[16];
+        wgmma_pin_u32(&sf[0][0], 4 * STEPS);
+        wgmma_pin_f32(u, 16);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) /* descriptors count in 16 bytes */
+            wgmma_m64n32k16(u, sf[step], kd + 512 * (step / 4) + 2 * (step % 4), step > 0);
+        wgmma_commit();
+        const float f[2] = {exp2_int(x.f[0]), exp2_int(x.f[1])};
+        wgmma_wait(0);
+        wgmma_pin_f32(u, 16);
+        uint32_t uf[2][4]; /* R', then U' */
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                uf[j / 2][2 * (j % 2) + h] =
+                    cvt_rn_f16x2(bf16_low(v[j][h]) * f[h] - u[4 * j + 2 * h],
+                                 bf16_high(v[j][h]) * f[h] - u[4 * j + 2 * h + 1]);
+        const uint64_t tb =
+            wgmma_descriptor(shared_address(chunk->tb), 128, 512, WGMMA_SWIZZLE_NONE);
+        const uint64_t p = wgmma_descriptor(shared_address(chunk->p), 128, 512, WGMMA_SWIZZLE_NONE);
+        wgmma_pin_u32(&uf[0][0], 8);
+        wgmma_pin_f32(u, 16);
+        wgmma_pin_f32(o, 16);
+        wgmma_fence();
+        wgmma_m64n32k16(u, uf[0], tb, 0);
+        wgmma_m64n32k16(u, uf[1], tb + 16, 1);
+        wgmma_commit();
+        /* S Qd' keeps the tensor cores busy while U' is converted */
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) /* Qd: 32 rows on */
+            wgmma_m64n32k16(o, sf[step], kd + 256 + 512 * (step / 4) + 2 * (step % 4), step > 0);
+        wgmma_commit();
+        wgmma_wait(1);
+        wgmma_pin_f32(u, 16);
+        uint32_t uh[2][4];
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                uh[j / 2][2 * (j % 2) + h] = cvt_rn_f16x2(u[4 * j + 2 * h], u[4 * j + 2 * h + 1]);
+        const uint64_t kr =
+            wgmma_descriptor(shared_address(chunk->kr), 4096, 1024, WGMMA_SWIZZLE_128);
+        wgmma_pin_u32(&uh[0][0], 8);
+        wgmma_pin_f32(&x.s[0][0], 4 * GROUPS);
+        wgmma_fence();
+        wgmma_m64n32k16(o, uh[0], p, 1);
+        wgmma_m64n32k16(o, uh[1], p + 16, 1);
+        wgmma_commit();
+#pragma unroll
+        for (int step = 0; step < 2; step++) {
+            wgmma_m64n128k16(&x.s[0][0], uh[step], kr + 128 * step, 1);
+            wgmma_m64n128k16(&x.s[0][0], uh[step], kr + 512 + 128 * step, 1); /* the rest */
+        }
+        wgmma_commit();
+        wgmma_wait(1);
+        wgmma_pin_f32(o, 16);
+        const float down[2] = {r->scale * exp2_int(-x.f[0]), r->scale * exp2_int(-x.f[1])};
+#pragma unroll
+        for (int j = 0; j < 16; j++)
+            o[j] *= down[j % 4 / 2];
+        uint4 rows[2];
+        turn_rows(rows, chunk->v[group][0], o, warp, lane);
+        fence_proxy_async(); /* v's place is the copy engine's next */
+        wgmma_wait(0);
+        wgmma_pin_f32(&x.s[0][0], 4 * GROUPS);
+        __syncwarp();
+        if (lane == 0)
+            mbarrier_arrive(&s->empty[place]); /* 8 arrivals: every state warp */
+        uint16_t *const out = w->out + (CHUNK * i + lane / 2) * r->out.stride_t + HALF_K * group +
+                              16 * warp + 8 * (lane % 2);
+        if (lane / 2 < count)
+            *(uint4 *)out = rows[0];
+        if (lane / 2 + 16 < count)
+            *(uint4 *)(out + 16 * r->out.stride_t) = rows[1];
+    }
+    const int row = 16 * (threadIdx.x / 32) + threadIdx.x % 32 / 4;
+    if (r->final_state.data)
+        store_state(&x, state_image(&r->final_state, w->slot, w->h), r->final_state.is_f32, row,
+                    threadIdx.x % 4);
+}
+
+/* Padding: zero rows, no state. */
+static __device__ __forceinline__ void clear_output(const struct fkda_recurrence_args *r,
+                                                    const struct head *w)
+{
+    for (int64_t i = threadIdx.x; i < 16 * (int64_t)w->length; i += THREADS)
+        *(uint4 *)(w->out + i / 16 * r->out.stride_t + 8 * (i % 16)) = make_uint4(0, 0, 0, 0);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    fkda_forward_sm90(const __grid_constant__ struct fkda_forward_sm90_args a)
+{
+    extern __shared__ __align__(1024) char memory[];
+    struct shared *s = (struct shared *)memory;
+    const struct fkda_recurrence_args *r = &a.recurrence;
+    struct head w;
+    w.n = blockIdx.x / (unsigned)r->HV;
+    w.h = (int)(blockIdx.x % (unsigned)r->HV);
+    w.slot = r->state_indices.data ? load_index(&r->state_indices, w.n) : w.n;
+    w.seq = sequence_at(&r->sequences, w.n);
+    w.length = (int)w.seq.length;
+    w.chunks = (w.length + CHUNK - 1) / CHUNK;
+    w.out = (uint16_t *)r->out.data + w.seq.batch * r->out.stride_b +
+            w.seq.begin * r->out.stride_t + w.h * r->out.stride_h;
+    if (w.slot < 0 || w.slot >= r->num_slots) {
+        clear_output(r, &w);
+        return;
+    }
+    if (threadIdx.x < TILE_K) {
+        const float slope = load_gate(&a.prepare, FKDA_GATE_BOUNDED, w.h).slope;
+        const float *bias = a.prepare.dt_bias;
+        s->offset[threadIdx.x] =
+            bias ? slope * bias[w.h * a.prepare.dt_bias_stride_h + threadIdx.x] : 0.0f;
+    }
+    if (threadIdx.x == 0) {
+        s->head = w;
+        for (int i = 0; i < RING; i++) {
+            mbarrier_init(&s->raw_full[i], 1); /* the thread that starts the copies */
+            mbarrier_init(&s->full[i], 5);     /* the prepare warps, and the copy of v */
+            mbarrier_init(&s->empty[i], 8);    /* the state warps */
+        }
+        mbarrier_init_fence();
+        for (int i = 0; i < RING && i < w.chunks; i++)
+            fetch_raw(&a, s, i);
+    }
+    /* what is above T's diagonal stays zero */
+    for (int i = threadIdx.x; i < (int)sizeof s->chunks[0].tb / 16; i += THREADS)
+#pragma unroll
+        for (int j = 0; j < RING; j++)
+            ((uint4 *)s->chunks[j].tb)[i] = make_uint4(0, 0, 0, 0);
+    for (int i = threadIdx.x; i < (int)sizeof s->workshops[0].t / 16; i += THREADS)
+#pragma unroll
+        for (int j = 0; j < PREPARERS; j++)
+            ((uint4 *)s->workshops[j].t)[i] = make_uint4(0, 0, 0, 0);
+    fence_proxy_async();
+    __syncthreads(); /* offsets, head, zeros and barriers are there */
+    if (threadIdx.x >= 2 * ROLE_THREADS) {
+        setmaxnreg_dec(PREPARE_REGISTERS);
+        prepare_chunks(&a, s);
+    } else {
+        setmaxnreg_inc(STATE_REGISTERS);
+        walk_state(&a, s);
+    }
+}
