@@ -56,10 +56,10 @@ static_assert(sizeof(struct raw) % 1024 == 0 && sizeof(struct chunk) % 1024 == 0
 struct workshop {
     float totals[4][TILE_K];    /* gates of 8 tokens each, log2 */
     float inverse[2 * CHUNK];   /* 1 / |k|, then 1 / |q| */
-    /* one warp still reads these when the others begin the next chunk */
-    float beta[2][CHUNK];       /* of even and of odd turns */
-    float a[CHUNK][A_PITCH];    /* b A */
+    /* for the warp that solves, while the others begin the next chunk */
+    float a[CHUNK][A_PITCH];    /* A / b */
     uint16_t t[CHUNK][T_PITCH]; /* diagonal tiles of T, fp16 */
+    float beta[CHUNK];
 };
 
 /* What the block works on. */
@@ -148,22 +148,34 @@ static __device__ __forceinline__ void clear_tail(struct raw *raw, int count, in
     }
 }
 
-/* 1 / |row| of the warp's 16 rows of k and q: the diagonal of the rows' product with themselves. */
-static __device__ __forceinline__ void invert_norms(float inverse[2 * CHUNK], const struct raw *raw,
+/* Starts the rows' products with themselves. */
+static __device__ __forceinline__ void start_norms(float d[32], const struct raw *raw)
+{
+    const uint64_t rows = wgmma_descriptor(shared_address(raw->kq), 0, 1024, WGMMA_SWIZZLE_128);
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) { /* descriptors count in 16 bytes */
+        const uint64_t at = rows + 512 * (step / 4) + 2 * (step % 4);
+        wgmma_m64n64k16_bf16(d, at, at, step > 0);
+    }
+    wgmma_commit();
+}
+
+/* 1 / |row| of the warp's 16 rows of k and q: the diagonal of those products. */
+static __device__ __forceinline__ void finish_norms(float inverse[2 * CHUNK], const float d[32],
                                                     int warp, int lane)
 {
-    const int g = lane / 4, row = 16 * warp + lane % 16;
-    float d[2][4] = {{0}};
+    const int g = lane / 4;
+    float x[2][2]; /* [row g, row g + 8][even, odd column] of the warp's own blocks */
 #pragma unroll
-    for (int step = 0; step < STEPS; step++) {
-        uint32_t x[4];
-        ldmatrix_x4(x, raw->kq[step / 4][0] + swizzled(row, 2 * (step % 4) + lane / 16));
-        mma_m16n8k16_bf16(d[0], x, x[0], x[2]);
-        mma_m16n8k16_bf16(d[1], x, x[1], x[3]);
-    }
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int j = 6 * r + i;
+            x[r][i] = warp < 2 ? warp == 0 ? d[j] : d[8 + j] : warp == 2 ? d[16 + j] : d[24 + j];
+        }
     if (lane % 4 == g / 2) {
-        inverse[16 * warp + g] = rsqrt_approx((g % 2 ? d[0][1] : d[0][0]) + 1e-6f);
-        inverse[16 * warp + g + 8] = rsqrt_approx((g % 2 ? d[1][3] : d[1][2]) + 1e-6f);
+        inverse[16 * warp + g] = rsqrt_approx((g % 2 ? x[0][1] : x[0][0]) + 1e-6f);
+        inverse[16 * warp + g + 8] = rsqrt_approx((g % 2 ? x[1][1] : x[1][0]) + 1e-6f);
     }
 }
 
@@ -303,19 +315,17 @@ static __device__ __forceinline__ void make_factors(struct raw *raw, struct chun
 
 /* Accumulators of [Kd; Qd] Ki': warps 0, 1 hold A's rows, warps 2, 3 P's. */
 static __device__ __forceinline__ void store_products(const float d[16], struct workshop *shop,
-                                                      const float *beta, struct chunk *out,
-                                                      int warp, int lane)
+                                                      struct chunk *out, int warp, int lane)
 {
     const int g = lane / 4, t = lane % 4, row = 16 * (warp % 2) + g;
     if (warp < 2) {
         float *const to = &shop->a[row][2 * t];
-        const float b[2] = {beta[row], beta[row + 8]};
 #pragma unroll
         for (int r = 0; r < 2; r++)
 #pragma unroll
             for (int j = 0; j < 4; j++)
                 *(float2 *)(to + 8 * A_PITCH * r + 8 * j) =
-                    make_float2(b[r] * d[4 * j + 2 * r], b[r] * d[4 * j + 2 * r + 1]);
+                    make_float2(d[4 * j + 2 * r], d[4 * j + 2 * r + 1]);
     } else {
         char *const to = out->p + corner(row, 2 * t);
 #pragma unroll
@@ -338,30 +348,34 @@ static __device__ __forceinline__ void load_blocks_trans(uint32_t b[2], const ui
     ldmatrix_x2_trans(b, t + T_PITCH * (at + lane % 8) + at);
 }
 
-/* T b of the chunk, by one warp. Its diagonal blocks of 8 x 8 come from substitution in fp32, one
- * column a lane: x_t = e_t - sum_{s<t} A[t,s] x_s. Blocks below join two sides that are known:
+/* T b of a chunk, by one warp. T's diagonal blocks of 8 x 8 come from substitution in fp32, one column a lane:
+ * x_t = e_t - sum_{s<t} A[t,s] x_s. Blocks below join two sides that are known:
  * T21 = -T22 (A21 T11), for 8 x 8 in both tiles at once, then for 16 x 16. */
-static __device__ __forceinline__ void solve(struct workshop *shop, const float *beta,
-                                             struct chunk *out, int lane)
+static __device__ __forceinline__ void solve(struct workshop *shop, struct chunk *out, int lane)
 {
     const int g = lane / 4, t = lane % 4;
     {
         const int first = lane & ~7, column = lane;
-        const float b = beta[column];
         const float *const a = &shop->a[first][first];
         uint16_t *const to = &shop->t[first][column];
         char *const tb = out->tb + corner(first, column);
-        float x[8];
+        const float own = shop->beta[column];
+        float x[8], b[8];
+        load4(b, &shop->beta[first]);
+        load4(b + 4, &shop->beta[first + 4]);
 #pragma unroll
-        for (int i = 0; i < 8; i++)
-            x[i] = i == lane % 8 ? 1.0f : 0.0f;
+        for (int i = 0; i < 8; i++) {
+            float row[8], sum = 0.0f;
+            if (i > 0)
+                load4(row, a + A_PITCH * i);
+            if (i > 4)
+                load4(row + 4, a + A_PITCH * i + 4);
 #pragma unroll
-        for (int s = 0; s < 8; s++) {
-#pragma unroll
-            for (int i = s + 1; i < 8; i++)
-                x[i] -= a[A_PITCH * i + s] * x[s];
-            *(__half *)&to[T_PITCH * s] = __float2half_rn(x[s]);
-            *(__half *)(tb + corner(s, 0)) = __float2half_rn(b * x[s]);
+            for (int j = 0; j < i; j++)
+                sum += row[j] * x[j];
+            x[i] = (i == lane % 8 ? 1.0f : 0.0f) - b[i] * sum;
+            *(__half *)&to[T_PITCH * i] = __float2half_rn(x[i]);
+            *(__half *)(tb + corner(i, 0)) = __float2half_rn(own * x[i]);
         }
     }
     __syncwarp(); /* the blocks of 8 are whole */
@@ -370,9 +384,10 @@ static __device__ __forceinline__ void solve(struct workshop *shop, const float 
         /* rows and columns 0..7 of the product belong to the first tile, 8..15 to the second */
         const float2 a0 = *(const float2 *)&shop->a[8 + g][2 * t];
         const float2 a1 = *(const float2 *)&shop->a[24 + g][16 + 2 * t];
+        const float b0 = shop->beta[8 + g], b1 = shop->beta[24 + g];
         float y[4] = {0}, z[4] = {0};
-        left[0] = cvt_rn_f16x2(a0.x, a0.y);
-        left[3] = cvt_rn_f16x2(a1.x, a1.y);
+        left[0] = cvt_rn_f16x2(b0 * a0.x, b0 * a0.y);
+        left[3] = cvt_rn_f16x2(b1 * a1.x, b1 * a1.y);
         load_blocks_trans(right, &shop->t[0][0], 0, lane);
         mma_m16n8k16_f16(y, left, right[0], right[1]);
         left[0] = *(const uint32_t *)&shop->t[8 + g][8 + 2 * t];
@@ -381,7 +396,7 @@ static __device__ __forceinline__ void solve(struct workshop *shop, const float 
                          movmatrix_trans(cvt_rn_f16x2(y[2], y[3])));
 #pragma unroll
         for (int tile = 0; tile < 2; tile++) {
-            const float2 b = *(const float2 *)&beta[16 * tile + 2 * t];
+            const float2 b = *(const float2 *)&shop->beta[16 * tile + 2 * t];
             const float low = -z[2 * tile], high = -z[2 * tile + 1];
             *(uint32_t *)&shop->t[16 * tile + 8 + g][16 * tile + 2 * t] = cvt_rn_f16x2(low, high);
             *(uint32_t *)(out->tb + corner(16 * tile + 8 + g, 16 * tile + 2 * t)) =
@@ -392,8 +407,9 @@ static __device__ __forceinline__ void solve(struct workshop *shop, const float 
     float y[2][4] = {{0}}, z[2][4] = {{0}};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const float2 pair = *(const float2 *)&shop->a[16 + g + 8 * (i % 2)][2 * t + 8 * (i / 2)];
-        left[i] = cvt_rn_f16x2(pair.x, pair.y);
+        const int row = 16 + g + 8 * (i % 2);
+        const float2 pair = *(const float2 *)&shop->a[row][2 * t + 8 * (i / 2)];
+        left[i] = cvt_rn_f16x2(shop->beta[row] * pair.x, shop->beta[row] * pair.y);
     }
     ldmatrix_x4_trans(right, &shop->t[lane % 16][8 * (lane / 16)]);
     mma_m16n8k16_f16(y[0], left, right[0], right[1]);
@@ -404,7 +420,7 @@ static __device__ __forceinline__ void solve(struct workshop *shop, const float 
     for (int n = 0; n < 2; n++) {
         mma_m16n8k16_f16(z[n], left, movmatrix_trans(cvt_rn_f16x2(y[n][0], y[n][1])),
                          movmatrix_trans(cvt_rn_f16x2(y[n][2], y[n][3])));
-        const float2 b = *(const float2 *)&beta[8 * n + 2 * t];
+        const float2 b = *(const float2 *)&shop->beta[8 * n + 2 * t];
 #pragma unroll
         for (int r = 0; r < 2; r++)
             *(uint32_t *)(tb + corner(8 * r, 8 * n)) =
@@ -412,11 +428,35 @@ static __device__ __forceinline__ void solve(struct workshop *shop, const float 
     }
 }
 
-/* b of one token of the sequence; zero past its end. */
-static __device__ __forceinline__ float load_beta_or_zero(const struct fkda_prepare_args *a,
-                                                          const struct head *w, int token)
+/* Raw beta of one token of the sequence; zero past its end. The load is not waited for. */
+static __device__ __forceinline__ float load_raw_beta(const struct fkda_prepare_args *a,
+                                                      const struct head *w, int token)
 {
-    return token < w->length ? load_beta(a, w->seq, w->seq.begin + token, w->h) : 0.0f;
+    const int64_t at = w->seq.batch * a->beta.stride_b +
+                       (w->seq.begin + token) * a->beta.stride_t + w->h * a->beta.stride_h;
+    if (token >= w->length)
+        return 0.0f;
+    return a->beta_is_f32 ? ((const float *)a->beta.data)[at]
+                          : __uint_as_float((uint32_t)((const uint16_t *)a->beta.data)[at] << 16);
+}
+
+static __device__ __forceinline__ float beta_of(const struct fkda_prepare_args *a, float raw)
+{
+    const float b = a->beta_sigmoid ? rcp_approx(1.0f + ex2_approx(-LOG2E * raw)) : raw;
+    return a->allow_neg_eigval ? 2.0f * b : b;
+}
+
+/* Brings rows of a chunk to what norms and gates can read: none past the end of the sequence. */
+static __device__ __forceinline__ void await_raw(struct shared *s, int chunk, int barrier,
+                                                 int thread)
+{
+    const int count = tokens_of_chunk(s->head.length, chunk);
+    mbarrier_wait(&s->raw_full[chunk % RING], chunk / RING % 2);
+    if (count < CHUNK) {
+        clear_tail(&s->raw[chunk % RING], count, thread);
+        fence_proxy_async();
+        named_barrier_sync(barrier, ROLE_THREADS); /* the zeros are there */
+    }
 }
 
 static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_sm90_args *a,
@@ -426,45 +466,48 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
     const struct head *w = &s->head;
     struct workshop *shop = &s->workshops[preparer];
     const float slope = load_gate(&a->prepare, FKDA_GATE_BOUNDED, w->h).slope;
-    float beta = 0.0f; /* warp 3: of the next chunk, one token a lane */
-    if (threadIdx.x % ROLE_THREADS >= 96)
-        beta = load_beta_or_zero(&a->prepare, w, CHUNK * preparer + threadIdx.x % 32);
+    if (preparer < w->chunks) {
+        float norms[32];
+        await_raw(s, preparer, barrier, threadIdx.x % ROLE_THREADS);
+        wgmma_pin_f32(norms, 32);
+        wgmma_fence();
+        start_norms(norms, &s->raw[preparer]);
+        wgmma_wait(0);
+        wgmma_pin_f32(norms, 32);
+        finish_norms(shop->inverse, norms, threadIdx.x / 32 % 4, threadIdx.x % 32);
+    }
+    if (!a->prepare.qk_l2norm && threadIdx.x % ROLE_THREADS < 2 * CHUNK) {
+        __syncwarp();
+        shop->inverse[threadIdx.x % ROLE_THREADS] = 1.0f;
+    }
     for (int chunk = preparer; chunk < w->chunks; chunk += PREPARERS) {
         const int thread = rederive(threadIdx.x % ROLE_THREADS);
         const int warp = thread / 32, lane = thread % 32;
-        const int place = chunk % RING, phase = chunk / RING % 2, turn = chunk / PREPARERS;
+        const int place = chunk % RING, turn = chunk / PREPARERS;
         struct raw *raw = &s->raw[place];
         struct chunk *out = &s->chunks[place];
-        const int count = tokens_of_chunk(w->length, chunk);
-        mbarrier_wait(&s->raw_full[place], phase);
-        if (count < CHUNK) {
-            clear_tail(raw, count, thread);
-            named_barrier_sync(barrier, ROLE_THREADS); /* the zeros are there */
+        const int count = tokens_of_chunk(w->length, chunk), solver = turn % 4;
+        float beta = 0.0f;
+        if (warp == solver)
+            beta = load_raw_beta(&a->prepare, w, CHUNK * chunk + lane);
+        {
+            const int piece = 16 * (lane % 16 / 2) + 8 * (lane % 2);
+            float G[8][4], total[4];
+            sum_gates(G, total, s, raw->g[lane / 16][8 * warp], piece, slope,
+                      a->prepare.lower_bound_log2, count, warp, lane);
+            *(float4 *)&shop->totals[warp][4 * lane] =
+                make_float4(total[0], total[1], total[2], total[3]);
+            if (chunk >= RING) /* the state warps have left the place */
+                mbarrier_wait(&s->empty[place], chunk / RING % 2 ^ 1);
+            if (thread == 0)
+                fetch_values(a, s, chunk);
+            named_barrier_sync(barrier, ROLE_THREADS); /* totals and norms are there */
+            make_factors(raw, out, shop, G, warp, lane);
         }
-        if (a->prepare.qk_l2norm)
-            invert_norms(shop->inverse, raw, warp, lane);
-        else if (lane < 16)
-            shop->inverse[16 * warp + lane] = 1.0f;
-        if (warp == 3) {
-            shop->beta[turn % 2][lane] = beta;
-            beta = load_beta_or_zero(&a->prepare, w, CHUNK * (chunk + PREPARERS) + lane);
-        }
-        float G[8][4], total[4];
-        const int piece = 16 * (lane % 16 / 2) + 8 * (lane % 2);
-        sum_gates(G, total, s, raw->g[lane / 16][8 * warp], piece, slope,
-                  a->prepare.lower_bound_log2, count, warp, lane);
-        *(float4 *)&shop->totals[warp][4 * lane] =
-            make_float4(total[0], total[1], total[2], total[3]);
-        if (chunk >= RING)
-            mbarrier_wait(&s->empty[place], phase ^ 1); /* the state warps have left the chunk */
-        if (thread == 0)
-            fetch_values(a, s, chunk);
-        named_barrier_sync(barrier, ROLE_THREADS); /* totals, norms and b are there */
-        make_factors(raw, out, shop, G, warp, lane);
         fence_proxy_async();
-        named_barrier_sync(barrier, ROLE_THREADS); /* the factors are there; totals have been read */
+        named_barrier_sync(barrier, ROLE_THREADS); /* factors are there; totals, norms used up */
 
-        float d[16];
+        float d[16], norms[32];
         const uint64_t left =
             wgmma_descriptor(shared_address(raw->kq), 0, 1024, WGMMA_SWIZZLE_128);
         const uint64_t right =
@@ -476,18 +519,32 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
             wgmma_m64n32k16_bf16(d, left + 512 * (step / 4) + 2 * (step % 4),
                                  right + 256 * (step / 4) + 2 * (step % 4), step > 0);
         wgmma_commit();
-        wgmma_wait(0);
+        const int next = chunk + PREPARERS;
+        const int more = next < w->chunks && a->prepare.qk_l2norm;
+        if (next < w->chunks)
+            await_raw(s, next, barrier, thread);
+        wgmma_pin_f32(norms, 32);
+        wgmma_fence();
+        start_norms(norms, &s->raw[(more ? next : chunk) % RING]);
+        wgmma_wait(1);
         wgmma_pin_f32(d, 16);
-        store_products(d, shop, shop->beta[turn % 2], out, warp, lane);
-        named_barrier_sync(barrier, ROLE_THREADS); /* A is there; the raw stage is free */
-        if (thread == 0 && chunk + RING < w->chunks)
+        store_products(d, shop, out, warp, lane);
+        named_barrier_sync(barrier, ROLE_THREADS); /* A is there; the raw place is free */
+        if (warp == solver) {
+            shop->beta[lane] = lane < count ? beta_of(&a->prepare, beta) : 0.0f;
+            __syncwarp(); /* b is there */
+            solve(shop, out, lane);
+        } else if (warp == (solver ^ 1) && lane == 0 && chunk + RING < w->chunks) {
             fetch_raw(a, s, chunk + RING);
-        if (warp == turn % 4)
-            solve(shop, shop->beta[turn % 2], out, lane);
+        }
         fence_proxy_async();
+        wgmma_wait(0);
+        wgmma_pin_f32(norms, 32);
         __syncwarp(); /* every lane's stores are fenced: lane 0 may announce them */
         if (lane == 0)
             mbarrier_arrive(&s->full[place]);
+        if (more)
+            finish_norms(shop->inverse, norms, warp, lane);
     }
 }
 
