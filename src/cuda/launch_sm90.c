@@ -1,4 +1,4 @@
-/* launch_sm90.c: tensor maps and grid of the fused Hopper forward. */
+/* launch_sm90.c: tensor maps and grid of the fused Hopper forward. In builds with 90a only. */
 #include <stdatomic.h>
 
 #include "cuda/cuda_launch.h"
@@ -14,29 +14,61 @@ typedef CUresult encode_function(CUtensorMap *, CUtensorMapDataType, cuuint32_t,
                                  const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
                                  CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-static cudaError_t find_encoder(encode_function **out)
+static _Atomic(encode_function *) encoder;
+
+static cudaError_t find_encoder(void)
 {
-    static _Atomic(encode_function *) found;
-    encode_function *encode = atomic_load_explicit(&found, memory_order_acquire);
-    if (!encode) {
-        void *entry = NULL;
-        enum cudaDriverEntryPointQueryResult result;
-        const cudaError_t error = cudaGetDriverEntryPointByVersion(
-            "cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &result);
-        if (error != cudaSuccess)
-            return error;
-        if (result != cudaDriverEntryPointSuccess)
-            return cudaErrorNotSupported;
-        encode = (encode_function *)entry;
-        atomic_store_explicit(&found, encode, memory_order_release);
-    }
-    *out = encode;
+    void *entry = NULL;
+    enum cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry,
+                                                               12000, cudaEnableDefault, &result);
+#else
+    const cudaError_t error =
+        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &entry, cudaEnableDefault, &result);
+#endif
+    if (error != cudaSuccess)
+        return error;
+    if (result != cudaDriverEntryPointSuccess)
+        return cudaErrorNotSupported;
+    atomic_store_explicit(&encoder, (encode_function *)entry, memory_order_release);
     return cudaSuccess;
 }
 
+static cudaError_t load(void)
+{
+    cudaError_t error = find_encoder();
+    if (error == cudaSuccess) /* brings the code to the device, too */
+        error = cudaFuncSetAttribute((const void *)fkda_forward_sm90,
+                                     cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     FORWARD_SM90_SHARED_BYTES);
+    return error;
+}
+
+cudaError_t fkda_cuda_load_sm90(int device)
+{
+    /* A bit for each device, as in launch_sm80.c. */
+    static _Atomic uint64_t loaded;
+    const uint64_t bit = device < 64 ? (uint64_t)1 << device : 0;
+    if (atomic_load_explicit(&loaded, memory_order_acquire) & bit)
+        return cudaSuccess;
+
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaError_t error = cudaThreadExchangeStreamCaptureMode(&mode);
+    if (error != cudaSuccess)
+        return error;
+    error = load();
+    const cudaError_t restored = cudaThreadExchangeStreamCaptureMode(&mode);
+    if (error == cudaSuccess)
+        error = restored;
+    if (error == cudaSuccess)
+        atomic_fetch_or_explicit(&loaded, bit, memory_order_release);
+    return error;
+}
+
 /* view: [B, T, heads, 128] bf16, rows 16-byte aligned. */
-static cudaError_t encode(encode_function *encode, CUtensorMap *map,
-                          const struct fkda_cuda_view *view, int64_t heads, int64_t T, int64_t B)
+static cudaError_t make_map(encode_function *encode, CUtensorMap *map,
+                            const struct fkda_cuda_view *view, int64_t heads, int64_t T, int64_t B)
 {
     const cuuint64_t sizes[4] = {TILE_K, (cuuint64_t)heads, (cuuint64_t)T, (cuuint64_t)B};
     const cuuint64_t strides[3] = {
@@ -61,20 +93,17 @@ cudaError_t fkda_cuda_launch_sm90(const struct fkda_prepare_args *prepare,
     const int64_t HV = prepare->HV, H = HV / prepare->heads_per_key;
     const int64_t T = prepare->sequences.T;
     const int64_t B = prepare->sequences.cu_seqlens.data ? 1 : prepare->sequences.N;
-    encode_function *encoder;
-    cudaError_t error = find_encoder(&encoder);
-    if (error == cudaSuccess)
-        error = encode(encoder, &args.q, &prepare->q, H, T, B);
-    if (error == cudaSuccess)
-        error = encode(encoder, &args.k, &prepare->k, H, T, B);
-    if (error == cudaSuccess)
-        error = encode(encoder, &args.v, &recurrence->v, HV, T, B);
-    if (error == cudaSuccess)
-        error = encode(encoder, &args.g, &prepare->g, HV, T, B);
-    if (error == cudaSuccess)
-        error = cudaFuncSetAttribute((const void *)fkda_forward_sm90,
-                                     cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     FORWARD_SM90_SHARED_BYTES);
+    encode_function *const encode = atomic_load_explicit(&encoder, memory_order_acquire);
+    cudaError_t error = cudaSuccess;
+    if (T > 0) { /* else every sequence is empty, and nobody reads the maps */
+        error = make_map(encode, &args.q, &prepare->q, H, T, B);
+        if (error == cudaSuccess)
+            error = make_map(encode, &args.k, &prepare->k, H, T, B);
+        if (error == cudaSuccess)
+            error = make_map(encode, &args.v, &recurrence->v, HV, T, B);
+        if (error == cudaSuccess)
+            error = make_map(encode, &args.g, &prepare->g, HV, T, B);
+    }
     if (error != cudaSuccess)
         return error;
     void *params[] = {&args};
