@@ -26,8 +26,8 @@ enum {
     PREPARERS = 2,
     RESCALE_CHUNKS = 4,
     RING = 3, /* of raw stages and of chunks: chunk c is in place c % RING of both */
-    A_PITCH = 36,
-    T_PITCH = 40
+    A_PITCH = 40, /* pitches that keep the solve warp's accesses free of bank conflicts */
+    T_PITCH = 24
 };
 /* 256 (168 + 88) = 65536, all there are */
 #define STATE_REGISTERS   168
@@ -58,7 +58,7 @@ struct workshop {
     float inverse[2 * CHUNK];   /* 1 / |k|, then 1 / |q| */
     /* for the warp that solves, while the others begin the next chunk */
     float a[CHUNK][A_PITCH];    /* A / b */
-    uint16_t t[CHUNK][T_PITCH]; /* diagonal tiles of T, fp16 */
+    uint16_t t[CHUNK][T_PITCH]; /* T's diagonal tiles below one another, fp16 */
     float beta[CHUNK];
 };
 
@@ -77,7 +77,7 @@ struct shared {
     struct workshop workshops[PREPARERS];
     float offset[TILE_K]; /* slope * dt_bias */
     struct head head;
-    uint64_t raw_full[RING], full[RING], empty[RING];
+    uint64_t raw_full[RING], full[RING], solved[RING], empty[RING];
 };
 static_assert(sizeof(struct shared) <= FORWARD_SM90_SHARED_BYTES, "the host asks for this much");
 
@@ -237,8 +237,9 @@ static __device__ __forceinline__ void load4(float x[4], const float *from)
  * and the decay go to the chunk. */
 static __device__ __forceinline__ void make_factors(struct raw *raw, struct chunk *out,
                                                     const struct workshop *shop, float G[8][4],
-                                                    int warp, int lane)
+                                                    int thread)
 {
+    const int warp = thread / 32, lane = thread % 32;
     const int half = lane / 16, piece = 16 * (lane % 16 / 2) + 8 * (lane % 2);
     /* before: 2^(M - G_0); after: 2^(G_C - M) */
     float before[4], after[4];
@@ -340,65 +341,76 @@ static __device__ __forceinline__ void store_products(const float d[16], struct 
     }
 }
 
-/* The two 8 x 8 blocks of right operands, rows and columns from `row` and from `row + 16`. */
-static __device__ __forceinline__ void load_blocks_trans(uint32_t b[2], const uint16_t *t, int row,
-                                                         int lane)
+/* The two 8 x 8 blocks of a right operand in T's diagonal tiles: rows and columns 0..7 of both. */
+static __device__ __forceinline__ void load_blocks_trans(uint32_t b[2], const uint16_t *t, int lane)
 {
-    const int at = row + 16 * (lane / 8 % 2);
-    ldmatrix_x2_trans(b, t + T_PITCH * (at + lane % 8) + at);
+    ldmatrix_x2_trans(b, t + T_PITCH * (16 * (lane / 8 % 2) + lane % 8));
 }
 
-/* T b of a chunk, by one warp. T's diagonal blocks of 8 x 8 come from substitution in fp32, one column a lane:
- * x_t = e_t - sum_{s<t} A[t,s] x_s. Blocks below join two sides that are known:
+/* T b of a chunk, by one warp. T's diagonal blocks of 8 x 8 come from substitution in fp32, one
+ * column a lane: x_t = e_t - sum_{s<t} A[t,s] x_s. Blocks below join two sides that are known:
  * T21 = -T22 (A21 T11), for 8 x 8 in both tiles at once, then for 16 x 16. */
 static __device__ __forceinline__ void solve(struct workshop *shop, struct chunk *out, int lane)
 {
     const int g = lane / 4, t = lane % 4;
+    uint32_t left[4] = {0}, right[4];
     {
-        const int first = lane & ~7, column = lane;
+        const int first = lane & ~7;
         const float *const a = &shop->a[first][first];
-        uint16_t *const to = &shop->t[first][column];
-        char *const tb = out->tb + corner(first, column);
-        const float own = shop->beta[column];
-        float x[8], b[8];
+        const float own = shop->beta[lane];
+        float x[8], b[8], row[8][8];
         load4(b, &shop->beta[first]);
         load4(b + 4, &shop->beta[first + 4]);
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            float row[8], sum = 0.0f;
-            if (i > 0)
-                load4(row, a + A_PITCH * i);
+        for (int i = 1; i < 8; i++) {
+            load4(row[i], a + A_PITCH * i);
             if (i > 4)
-                load4(row + 4, a + A_PITCH * i + 4);
+                load4(row[i] + 4, a + A_PITCH * i + 4);
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            float sum = 0.0f;
 #pragma unroll
             for (int j = 0; j < i; j++)
-                sum += row[j] * x[j];
+                sum += row[i][j] * x[j];
             x[i] = (i == lane % 8 ? 1.0f : 0.0f) - b[i] * sum;
+        }
+        uint16_t *const to = &shop->t[first][lane % 16];
+        char *const tb = out->tb + corner(first, lane);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
             *(__half *)&to[T_PITCH * i] = __float2half_rn(x[i]);
             *(__half *)(tb + corner(i, 0)) = __float2half_rn(own * x[i]);
         }
     }
+    /* rows and columns 0..7 of the product belong to the first tile, 8..15 to the second */
+    const float2 a0 = *(const float2 *)&shop->a[8 + g][2 * t];
+    const float2 a1 = *(const float2 *)&shop->a[24 + g][16 + 2 * t];
+    const float b0 = shop->beta[8 + g], b1 = shop->beta[24 + g];
+    /* and A21 of the tiles, which comes after */
+    float2 corner_a[4];
+    float corner_b[2];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        corner_a[i] = *(const float2 *)&shop->a[16 + g + 8 * (i % 2)][2 * t + 8 * (i / 2)];
+    corner_b[0] = shop->beta[16 + g];
+    corner_b[1] = b1;
     __syncwarp(); /* the blocks of 8 are whole */
-    uint32_t left[4] = {0}, right[4];
     {
-        /* rows and columns 0..7 of the product belong to the first tile, 8..15 to the second */
-        const float2 a0 = *(const float2 *)&shop->a[8 + g][2 * t];
-        const float2 a1 = *(const float2 *)&shop->a[24 + g][16 + 2 * t];
-        const float b0 = shop->beta[8 + g], b1 = shop->beta[24 + g];
         float y[4] = {0}, z[4] = {0};
         left[0] = cvt_rn_f16x2(b0 * a0.x, b0 * a0.y);
         left[3] = cvt_rn_f16x2(b1 * a1.x, b1 * a1.y);
-        load_blocks_trans(right, &shop->t[0][0], 0, lane);
+        load_blocks_trans(right, &shop->t[0][0], lane);
         mma_m16n8k16_f16(y, left, right[0], right[1]);
         left[0] = *(const uint32_t *)&shop->t[8 + g][8 + 2 * t];
-        left[3] = *(const uint32_t *)&shop->t[24 + g][24 + 2 * t];
+        left[3] = *(const uint32_t *)&shop->t[24 + g][8 + 2 * t];
         mma_m16n8k16_f16(z, left, movmatrix_trans(cvt_rn_f16x2(y[0], y[1])),
                          movmatrix_trans(cvt_rn_f16x2(y[2], y[3])));
 #pragma unroll
         for (int tile = 0; tile < 2; tile++) {
             const float2 b = *(const float2 *)&shop->beta[16 * tile + 2 * t];
             const float low = -z[2 * tile], high = -z[2 * tile + 1];
-            *(uint32_t *)&shop->t[16 * tile + 8 + g][16 * tile + 2 * t] = cvt_rn_f16x2(low, high);
+            *(uint32_t *)&shop->t[16 * tile + 8 + g][2 * t] = cvt_rn_f16x2(low, high);
             *(uint32_t *)(out->tb + corner(16 * tile + 8 + g, 16 * tile + 2 * t)) =
                 cvt_rn_f16x2(b.x * low, b.y * high);
         }
@@ -406,15 +418,12 @@ static __device__ __forceinline__ void solve(struct workshop *shop, struct chunk
     __syncwarp(); /* the tiles of 16 are whole */
     float y[2][4] = {{0}}, z[2][4] = {{0}};
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int row = 16 + g + 8 * (i % 2);
-        const float2 pair = *(const float2 *)&shop->a[row][2 * t + 8 * (i / 2)];
-        left[i] = cvt_rn_f16x2(shop->beta[row] * pair.x, shop->beta[row] * pair.y);
-    }
+    for (int i = 0; i < 4; i++)
+        left[i] = cvt_rn_f16x2(corner_b[i % 2] * corner_a[i].x, corner_b[i % 2] * corner_a[i].y);
     ldmatrix_x4_trans(right, &shop->t[lane % 16][8 * (lane / 16)]);
     mma_m16n8k16_f16(y[0], left, right[0], right[1]);
     mma_m16n8k16_f16(y[1], left, right[2], right[3]);
-    ldmatrix_x4(left, &shop->t[16 + lane % 16][16 + 8 * (lane / 16)]);
+    ldmatrix_x4(left, &shop->t[16 + lane % 16][8 * (lane / 16)]);
     char *const tb = out->tb + corner(16 + g, 2 * t);
 #pragma unroll
     for (int n = 0; n < 2; n++) {
@@ -462,27 +471,31 @@ static __device__ __forceinline__ void await_raw(struct shared *s, int chunk, in
 static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_sm90_args *a,
                                                       struct shared *s)
 {
-    const int preparer = threadIdx.x / ROLE_THREADS - 2, barrier = 1 + preparer;
     const struct head *w = &s->head;
-    struct workshop *shop = &s->workshops[preparer];
     const float slope = load_gate(&a->prepare, FKDA_GATE_BOUNDED, w->h).slope;
-    if (preparer < w->chunks) {
-        float norms[32];
-        await_raw(s, preparer, barrier, threadIdx.x % ROLE_THREADS);
-        wgmma_pin_f32(norms, 32);
-        wgmma_fence();
-        start_norms(norms, &s->raw[preparer]);
-        wgmma_wait(0);
-        wgmma_pin_f32(norms, 32);
-        finish_norms(shop->inverse, norms, threadIdx.x / 32 % 4, threadIdx.x % 32);
-    }
-    if (!a->prepare.qk_l2norm && threadIdx.x % ROLE_THREADS < 2 * CHUNK) {
+    int chunk = threadIdx.x / ROLE_THREADS - 2;
+    {
+        float *const inverse = s->workshops[chunk].inverse;
+        const int thread = threadIdx.x % ROLE_THREADS;
+        if (chunk < w->chunks) {
+            float norms[32];
+            await_raw(s, chunk, 1 + chunk, thread);
+            wgmma_pin_f32(norms, 32);
+            wgmma_fence();
+            start_norms(norms, &s->raw[chunk]);
+            wgmma_wait(0);
+            wgmma_pin_f32(norms, 32);
+            finish_norms(inverse, norms, thread / 32, thread % 32);
+        }
         __syncwarp();
-        shop->inverse[threadIdx.x % ROLE_THREADS] = 1.0f;
+        if (!a->prepare.qk_l2norm && thread % 32 < 16) /* the warp's own rows */
+            inverse[16 * (thread / 32) + thread % 16] = 1.0f;
     }
-    for (int chunk = preparer; chunk < w->chunks; chunk += PREPARERS) {
-        const int thread = rederive(threadIdx.x % ROLE_THREADS);
+    for (; chunk < w->chunks; chunk += PREPARERS) {
+        const int all = rederive(threadIdx.x), thread = all % ROLE_THREADS;
         const int warp = thread / 32, lane = thread % 32;
+        const int barrier = all / ROLE_THREADS - 1; /* of this warpgroup */
+        struct workshop *const shop = &s->workshops[barrier - 1];
         const int place = chunk % RING, turn = chunk / PREPARERS;
         struct raw *raw = &s->raw[place];
         struct chunk *out = &s->chunks[place];
@@ -502,7 +515,7 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
             if (thread == 0)
                 fetch_values(a, s, chunk);
             named_barrier_sync(barrier, ROLE_THREADS); /* totals and norms are there */
-            make_factors(raw, out, shop, G, warp, lane);
+            make_factors(raw, out, shop, G, rederive(thread));
         }
         fence_proxy_async();
         named_barrier_sync(barrier, ROLE_THREADS); /* factors are there; totals, norms used up */
@@ -529,20 +542,24 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
         wgmma_wait(1);
         wgmma_pin_f32(d, 16);
         store_products(d, shop, out, warp, lane);
+        fence_proxy_async();
+        __syncwarp(); /* every lane's stores are fenced: lane 0 may announce them */
+        if (lane == 0)
+            mbarrier_arrive(&s->full[place]);
         named_barrier_sync(barrier, ROLE_THREADS); /* A is there; the raw place is free */
         if (warp == solver) {
             shop->beta[lane] = lane < count ? beta_of(&a->prepare, beta) : 0.0f;
             __syncwarp(); /* b is there */
             solve(shop, out, lane);
+            fence_proxy_async();
+            __syncwarp();
+            if (lane == 0)
+                mbarrier_arrive(&s->solved[place]);
         } else if (warp == (solver ^ 1) && lane == 0 && chunk + RING < w->chunks) {
             fetch_raw(a, s, chunk + RING);
         }
-        fence_proxy_async();
         wgmma_wait(0);
         wgmma_pin_f32(norms, 32);
-        __syncwarp(); /* every lane's stores are fenced: lane 0 may announce them */
-        if (lane == 0)
-            mbarrier_arrive(&s->full[place]);
         if (more)
             finish_norms(shop->inverse, norms, warp, lane);
     }
@@ -587,6 +604,12 @@ static __device__ __forceinline__ uint32_t max_values(const uint32_t v[4][2], in
     return max(m >> 16, m & 0xffffu);
 }
 
+/* The token, of 16, that a lane stores two pieces of: every eight lanes meet every bank once. */
+static __device__ __forceinline__ int row_of_lane(int lane)
+{
+    return 2 * (lane / 2 % 4) + lane / 8 % 2 + lane / 16 * 8;
+}
+
 /* The warp's 16 channels of out, whose lanes hold tokens of one channel, become rows in v's place. */
 static __device__ __forceinline__ void turn_rows(uint4 x[2], char *rows, const float o[16],
                                                  int warp, int lane)
@@ -601,8 +624,9 @@ static __device__ __forceinline__ void turn_rows(uint4 x[2], char *rows, const f
         stmatrix_x4_trans(rows + swizzled(token, 2 * warp + lane / 8 % 2), y);
     }
     __syncwarp(); /* the rows are there */
-    x[0] = *(const uint4 *)(rows + swizzled(lane / 2, 2 * warp + lane % 2));
-    x[1] = *(const uint4 *)(rows + swizzled(lane / 2 + 16, 2 * warp + lane % 2));
+    const int token = row_of_lane(lane);
+    x[0] = *(const uint4 *)(rows + swizzled(token, 2 * warp + lane % 2));
+    x[1] = *(const uint4 *)(rows + swizzled(token + 16, 2 * warp + lane % 2));
 }
 
 /* Every RESCALE_CHUNKS chunks f is chosen anew; between them only when a value is too large for it.
@@ -629,7 +653,8 @@ static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90
         load_state(&x, state_image(&r->initial_state, w->slot, w->h), r->initial_state.is_f32, row,
                    threadIdx.x % 4);
     }
-    for (int i = 0; i < w->chunks; i++) {
+    const int chunks = w->chunks;
+    for (int i = 0; i < chunks; i++) {
         const int place = i % RING;
         const int thread = rederive(threadIdx.x);
         const int group = thread / ROLE_THREADS, warp = thread / 32 % 4;
@@ -683,6 +708,7 @@ static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90
                 uf[j / 2][2 * (j % 2) + h] =
                     cvt_rn_f16x2(bf16_low(v[j][h]) * f[h] - u[4 * j + 2 * h],
                                  bf16_high(v[j][h]) * f[h] - u[4 * j + 2 * h + 1]);
+        mbarrier_wait(&s->solved[place], i / RING % 2);
         const uint64_t tb =
             wgmma_descriptor(shared_address(chunk->tb), 128, 512, WGMMA_SWIZZLE_NONE);
         const uint64_t p = wgmma_descriptor(shared_address(chunk->p), 128, 512, WGMMA_SWIZZLE_NONE);
@@ -734,11 +760,12 @@ static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90
         __syncwarp();
         if (lane == 0)
             mbarrier_arrive(&s->empty[place]); /* 8 arrivals: every state warp */
-        uint16_t *const out = w->out + (CHUNK * i + lane / 2) * r->out.stride_t + HALF_K * group +
+        const int token = row_of_lane(lane);
+        uint16_t *const out = w->out + (CHUNK * i + token) * r->out.stride_t + HALF_K * group +
                               16 * warp + 8 * (lane % 2);
-        if (lane / 2 < count)
+        if (token < count)
             *(uint4 *)out = rows[0];
-        if (lane / 2 + 16 < count)
+        if (token + 16 < count)
             *(uint4 *)(out + 16 * r->out.stride_t) = rows[1];
     }
     const int row = 16 * (threadIdx.x / 32) + threadIdx.x % 32 / 4;
@@ -785,6 +812,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (int i = 0; i < RING; i++) {
             mbarrier_init(&s->raw_full[i], 1); /* the thread that starts the copies */
             mbarrier_init(&s->full[i], 5);     /* the prepare warps, and the copy of v */
+            mbarrier_init(&s->solved[i], 1);   /* the prepare warp that made T */
             mbarrier_init(&s->empty[i], 8);    /* the state warps */
         }
         mbarrier_init_fence();
