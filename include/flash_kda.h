@@ -28,9 +28,10 @@
  * that is no multiple of 16, out of order or past the end of its sequence is not written. Without
  * FKDA_QK_L2NORM fkda_forward wants q and k normalised before the call: decayed rows are held in
  * fp16 (2^-14 to 65504). fkda_decode computes in fp32 and needs no workspace.
- * Which kernels take a call of fkda_forward depends on the device, the shapes and the alignment: fkda_report names
- * them. FLASH_KDA_CUDA_PATH = auto, sm80 (any call) or sm90 (FKDA_ERROR_UNSUPPORTED where they
- * cannot) chooses. The same bits come from the same kernels only; sm90 works in chunks of 32.
+ * Which kernels take a call of fkda_forward depends on the device, the shapes and the alignment:
+ * fkda_report names them. FLASH_KDA_CUDA_PATH = auto, sm80 (any call) or sm90 (one that they cannot
+ * take is FKDA_ERROR_UNSUPPORTED) chooses. Different kernels give different last bits, and a call
+ * for sm90 may be cut at multiples of 128 tokens, not of FKDA_CHUNK_TOKENS.
  *
  * Threads. The library keeps no state between calls besides what it learned of the processor; any
  * number of threads may call it at once on different outputs.
