@@ -21,7 +21,10 @@ def add_options(parser):
     parser.add_argument("--decode-cases", nargs="+", metavar="NAME", help='such as "N1xH32 fp32"')
     parser.add_argument("--regime", nargs="+", default=records.REGIMES, choices=records.REGIMES)
     parser.add_argument(
-        "--path", nargs="+", default=["auto"], choices=["auto", "sm80", "sm90"],
+        "--path",
+        nargs="+",
+        default=["auto"],
+        choices=["auto", "sm80", "sm90"],
         help="this package's kernels; auto: what a user gets",
     )
     parser.add_argument("--quick", action="store_true", help="fewer samples, no second timing")
