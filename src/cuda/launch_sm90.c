@@ -5,6 +5,8 @@
 #include "cuda/forward_sm90.h"
 
 void fkda_forward_sm90(struct fkda_forward_sm90_args args);
+void fkda_summaries_sm90(struct fkda_forward_sm90_args args);
+void fkda_segments_sm90(struct fkda_forward_sm90_args args);
 
 enum { BOX_TOKENS = 32, BOX_CHANNELS = 64, ITEM_BYTES = 2 };
 
@@ -37,10 +39,12 @@ static cudaError_t find_encoder(void)
 
 static cudaError_t load(void)
 {
+    const void *const kernels[] = {(const void *)fkda_forward_sm90,
+                                   (const void *)fkda_summaries_sm90,
+                                   (const void *)fkda_segments_sm90};
     cudaError_t error = find_encoder();
-    if (error == cudaSuccess) /* brings the code to the device, too */
-        error = cudaFuncSetAttribute((const void *)fkda_forward_sm90,
-                                     cudaFuncAttributeMaxDynamicSharedMemorySize,
+    for (int i = 0; i < 3 && error == cudaSuccess; i++) /* brings the code to the device, too */
+        error = cudaFuncSetAttribute(kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
                                      FORWARD_SM90_SHARED_BYTES);
     return error;
 }
@@ -89,6 +93,7 @@ cudaError_t fkda_cuda_launch_sm90(const struct fkda_prepare_args *prepare,
                                   const struct fkda_recurrence_args *recurrence,
                                   cudaStream_t stream)
 {
+    /* segments of 0 chunks: sequences are whole */
     struct fkda_forward_sm90_args args = {.prepare = *prepare, .recurrence = *recurrence};
     const int64_t HV = prepare->HV, H = HV / prepare->heads_per_key;
     const int64_t T = prepare->sequences.T;

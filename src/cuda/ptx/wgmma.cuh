@@ -95,22 +95,24 @@ static __device__ __forceinline__ void wgmma_m64n128k16(float *d, const uint32_t
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 
-/* D[64, 32] += A[64, 16] B[16, 32], bf16, A and B K-major in shared memory */
-static __device__ __forceinline__ void wgmma_m64n32k16_bf16(float *d, uint64_t a, uint64_t b,
-                                                            int accumulate)
-{
-    asm volatile("{ .reg .pred accumulate_d; setp.ne.b32 accumulate_d, %18, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, "
-                 "%8, %9, %10, %11, %12, %13, %14, %15}, "
-                 "%16, %17, accumulate_d, 1, 1, 0, 0; }"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
-                   "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
-                   "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-                 : "l"(a), "l"(b), "r"(accumulate));
-}
+/* D[64, 32] += A[64, 16] B[16, 32], A and B K-major in shared memory; both of type TYPE */
+#define DEFINE_WGMMA_M64N32K16_SHARED(name, TYPE)                                                 \
+    static __device__ __forceinline__ void name(float *d, uint64_t a, uint64_t b, int accumulate) \
+    {                                                                                             \
+        asm volatile("{ .reg .pred accumulate_d; setp.ne.b32 accumulate_d, %18, 0;\n"             \
+                     "wgmma.mma_async.sync.aligned.m64n32k16.f32." TYPE "." TYPE " "              \
+                     "{%0, %1, %2, %3, %4, %5, %6, %7, "                                          \
+                     "%8, %9, %10, %11, %12, %13, %14, %15}, "                                    \
+                     "%16, %17, accumulate_d, 1, 1, 0, 0; }"                                      \
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),    \
+                       "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),  \
+                       "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])                         \
+                     : "l"(a), "l"(b), "r"(accumulate));                                          \
+    }
+DEFINE_WGMMA_M64N32K16_SHARED(wgmma_m64n32k16_bf16, "bf16")
+DEFINE_WGMMA_M64N32K16_SHARED(wgmma_m64n32k16_f16, "f16")
 
-/* D[64, 64] = A[64, 16] B[16, 64], the same */
+/* D[64, 64] += A[64, 16] B[16, 64], the same, bf16 */
 static __device__ __forceinline__ void wgmma_m64n64k16_bf16(float *d, uint64_t a, uint64_t b,
                                                             int accumulate)
 {
