@@ -2,7 +2,7 @@
  *
  * A sequence is cut from its start into segments of the same number of tokens, the last one
  * shorter, an empty sequence being one empty segment. What a segment does to a state of row vectors
- * is S <- S M + B. An image is a [128, 128] fp32 matrix, and segment i of sequence n owns the images
+ * is S <- S M + B. An image is a [128, 128] fp32 matrix; segment i of sequence n owns the images
  * [segment_base(n) + i][HV] of both arrays. Dense: segment_base(n) = n segments_per_sequence;
  * varlen: cu[n] / segment_tokens + n, which needs no scan and never collides (tile_map.cuh).
  */

@@ -8,9 +8,9 @@
  * them are used up, those of M_{i+1} are on their way there. Only the rows of S pass through shared
  * memory, once a segment.
  * Products are three tf32 ones: the range of fp32, so that no scale is needed, and 21 bits. The
- * tensor core cuts off what it cannot hold. Because of E that costs a share of the change only: what
- * M keeps is kept exactly, and the error does not grow with the segments; where M forgets, E is zero
- * and a large state leaves nothing behind.
+ * tensor core cuts off what it cannot hold. Because of E that costs a share of the change only:
+ * what M keeps is kept exactly, and the error does not grow with the segments. Where M forgets, E
+ * is zero, and a large state leaves nothing behind.
  * Any GPU from sm_80 on; launched by launch_combine.c. Trusts every size in combine_args.h.
  */
 #include "cuda/combine_args.h"
@@ -109,8 +109,8 @@ static __device__ __forceinline__ void load_initial(struct part *s,
         }
 }
 
-/* Where piece `piece` of a row lies in it: neither the eight lanes that load pieces 4t of rows g and
- * g + 1 nor the sixteen that store halves of two pieces of rows 2t meet in a bank. */
+/* Where a piece of a row lies in it: neither the eight lanes that load four pieces of two rows nor
+ * the sixteen that store two pieces of four rows meet in a bank. */
 static __device__ __forceinline__ int piece_of(int row, int piece)
 {
     return piece ^ (row / 2 % 4 * 2 ^ row % 2 * 4);
@@ -147,8 +147,8 @@ static __device__ __forceinline__ void load_step(struct columns *columns, const 
         columns->m[j][i] = load_once_f32x2(from + i * TILE_K);
 }
 
-/* A branch that is never taken, which the compiler cannot know: loads stay on their side of it. Left
- * alone, it moves all of them to the end of the loop, where they arrive too late. */
+/* A branch that is never taken, which the compiler cannot know: loads stay on their side of it.
+ * Left alone, it moves all of them to the end of the loop, from where they arrive too late. */
 static __device__ __forceinline__ void keep_loads_here(const struct fkda_combine_args *a, int j)
 {
     if (a->HV == -1 - j)
