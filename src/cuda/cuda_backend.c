@@ -11,6 +11,7 @@
 #include "cuda/cuda_paths.h"
 #include "cuda/cuda_plan.h"
 #include "cuda/decode_plan.h"
+#include "cuda/segment_plan.h"
 
 /* ---- Errors ---------------------------------------------------------------------------------- */
 
@@ -169,43 +170,48 @@ static cudaError_t launch_sm80(struct fkda_cuda_work *work, int device, int num_
     return error;
 }
 
-static cudaError_t launch_sm90(const struct fkda_cuda_work *work, int device, cudaStream_t stream)
+static cudaError_t launch_sm90(const struct fkda_cuda_work *work,
+                               const struct fkda_segments *segments, int device,
+                               cudaStream_t stream)
 {
 #ifdef FKDA_CUDA_HAVE_SM90
     cudaError_t error = fkda_cuda_load_sm90(device);
     if (error == cudaSuccess)
-        error = fkda_cuda_launch_sm90(&work->prepare, &work->recurrence, stream);
+        error = fkda_cuda_launch_sm90(&work->prepare, &work->recurrence, segments, device, stream);
     return error;
 #else
-    (void)work, (void)device, (void)stream;
+    (void)work, (void)segments, (void)device, (void)stream;
     return cudaErrorNoKernelImageForDevice; /* cuda_paths.c never chooses it */
 #endif
 }
 
 static void name_kernels(const struct fkda_plan *plan, const struct fkda_cuda_work *work,
-                         enum fkda_cuda_path path, fkda_report *report)
+                         enum fkda_cuda_path path, const struct fkda_segments *segments,
+                         fkda_report *report)
 {
     static const char *const gates[] = {"bounded", "softplus", "activated"};
     char *const kernel = report->kernel;
     if (plan->N == 0)
         snprintf(kernel, sizeof report->kernel, "cuda/none");
     else if (path == FKDA_CUDA_PATH_SM90)
-        snprintf(kernel, sizeof report->kernel, "cuda/sm90/forward_%s", gates[plan->gate]);
+        snprintf(kernel, sizeof report->kernel, "cuda/sm90/%s_%s",
+                 segments->chunks ? "summaries+combine+segments" : "forward", gates[plan->gate]);
     else
         snprintf(kernel, sizeof report->kernel, "cuda/sm80/prepare_%s+recurrence_%d",
                  gates[plan->gate], (int)(plan->V / 16 / work->recurrence.slices));
 }
 
 /* Queues the kernels of that path, with the device current meanwhile. */
-static fkda_status launch(struct fkda_cuda_work *work, enum fkda_cuda_path path, int device,
-                          int num_sms, cudaStream_t stream, struct fkda_reason reason)
+static fkda_status launch(struct fkda_cuda_work *work, enum fkda_cuda_path path,
+                          const struct fkda_segments *segments, int device, int num_sms,
+                          cudaStream_t stream, struct fkda_reason reason)
 {
     int before = 0;
     fkda_status status = enter_device(device, &before, reason);
     if (status != FKDA_OK)
         return status;
     const cudaError_t error = path == FKDA_CUDA_PATH_SM90
-                                  ? launch_sm90(work, device, stream)
+                                  ? launch_sm90(work, segments, device, stream)
                                   : launch_sm80(work, device, num_sms, stream);
     if (error != cudaSuccess)
         status = fail_cuda(reason, error, device);
@@ -219,6 +225,7 @@ fkda_status fkda_cuda_forward(const fkda_args *args, const struct fkda_plan *pla
     struct fkda_cuda_device facts;
     fkda_report report = {.num_tokens = plan->num_tokens};
     enum fkda_cuda_path wish, path = FKDA_CUDA_PATH_SM80;
+    struct fkda_segments segments = {0};
     fkda_status status = fkda_cuda_plan_forward(plan, &work, reason);
     if (status == FKDA_OK)
         status = fkda_read_cuda_path(&wish, reason);
@@ -227,22 +234,27 @@ fkda_status fkda_cuda_forward(const fkda_args *args, const struct fkda_plan *pla
     const cudaError_t error = ask_device(args->device_index, &facts);
     if (error == cudaSuccess)
         status = fkda_cuda_choose_path(
-            plan, &facts, wish, &path,
+            plan, &facts, wish, work.workspace_bytes, &path, &segments,
             (struct fkda_reason){report.note, args->report ? sizeof report.note : 0}, reason);
-    if (status == FKDA_OK && path == FKDA_CUDA_PATH_SM80) {
-        report.workspace_bytes = work.workspace_bytes;
-        status = check_workspace(args, work.workspace_bytes, reason);
+    if (status == FKDA_OK) {
+        report.workspace_bytes = path == FKDA_CUDA_PATH_SM80
+                                     ? work.workspace_bytes
+                                     : fkda_cuda_segment_bytes(&segments, plan->HV);
+        status = check_workspace(args, report.workspace_bytes, reason);
     }
     if (status == FKDA_OK && error != cudaSuccess) /* a wrong argument is named before */
         status = fail_cuda(reason, error, args->device_index);
     if (status != FKDA_OK)
         return status;
-    if (report.workspace_bytes)
+    if (report.workspace_bytes && path == FKDA_CUDA_PATH_SM80)
         fkda_cuda_place_images(&work, args->workspace);
+    else if (report.workspace_bytes)
+        fkda_cuda_place_segments(&segments, plan->HV, args->workspace);
     if (plan->N > 0)
-        status = launch(&work, path, args->device_index, facts.num_sms, args->stream, reason);
+        status =
+            launch(&work, path, &segments, args->device_index, facts.num_sms, args->stream, reason);
     if (status == FKDA_OK && args->report) {
-        name_kernels(plan, &work, path, &report);
+        name_kernels(plan, &work, path, &segments, &report);
         *args->report = report;
     }
     return status;

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda/decode_args.h"
+#include "cuda/segments.h"
 #include "cuda/tile_image.h"
 
 /* Makes sure that the kernels which these arguments choose are on the device and may use the shared
@@ -18,12 +19,14 @@ cudaError_t fkda_cuda_launch_sm80(const struct fkda_prepare_args *prepare,
                                   const struct fkda_recurrence_args *recurrence, int64_t tiles,
                                   cudaStream_t stream);
 
-/* The same for the fused kernel. launch_sm90.c is there where FKDA_CUDA_HAVE_SM90 is defined. */
+/* The same for the fused kernels. launch_sm90.c is there where FKDA_CUDA_HAVE_SM90 is defined. */
 cudaError_t fkda_cuda_load_sm90(int device);
 
-/* What cuda_paths.c lets pass; loaded before. Queues one kernel, needs no workspace. */
+/* What cuda_paths.c lets pass; loaded before. Queues one kernel, or three for segments, whose arrays
+ * have been placed in the workspace; `device` is the current one. */
 cudaError_t fkda_cuda_launch_sm90(const struct fkda_prepare_args *prepare,
                                   const struct fkda_recurrence_args *recurrence,
+                                  const struct fkda_segments *segments, int device,
                                   cudaStream_t stream);
 
 /* `device` is the current one. Queues the kernel on the stream; never waits. Its blocks may be

@@ -1,10 +1,6 @@
 /* cuda_paths.c: what path sm90 takes, and when it is the faster one; see cuda_paths.h. */
 #include "cuda/cuda_paths.h"
-
-/* Measured on 132 SMs: a chain is one block, and with fewer of them too many SMs have none, while
- * path sm80 spreads what needs no state over all. */
-#define MIN_CHAINS 96
-#define MIN_SMS    132
+#include "cuda/segment_plan.h"
 
 /* Of the copy engine's descriptors (tensor maps). */
 #define ROW_BYTES        16
@@ -93,31 +89,50 @@ fkda_status fkda_cuda_check_sm90(const struct fkda_plan *plan,
     return status;
 }
 
+/* How path sm90 takes the call, and the time that is predicted for it. */
+static struct fkda_segments cut(const struct fkda_plan *plan, const struct fkda_cuda_device *device,
+                                size_t workspace_bytes, double *us)
+{
+    const struct fkda_segment_costs *costs = &fkda_segment_costs_sm90;
+    const int64_t T = plan->varlen ? plan->T : plan->B * plan->T;
+    int chunks = fkda_cuda_choose_segment(T, plan->N, plan->HV, device->num_sms, costs);
+    struct fkda_segments segments = fkda_cuda_plan_segments(plan->T, plan->N, plan->varlen, chunks);
+    if (fkda_cuda_segment_bytes(&segments, plan->HV) > workspace_bytes) {
+        chunks = 0;
+        segments = (struct fkda_segments){0};
+    }
+    *us = plan->N == 0
+              ? 0.0
+              : fkda_cuda_predict_segments_us(T, plan->N, plan->HV, device->num_sms, chunks, costs);
+    return segments;
+}
+
 fkda_status fkda_cuda_choose_path(const struct fkda_plan *plan,
                                   const struct fkda_cuda_device *device, enum fkda_cuda_path wish,
-                                  enum fkda_cuda_path *path, struct fkda_reason note,
+                                  size_t workspace_bytes, enum fkda_cuda_path *path,
+                                  struct fkda_segments *segments, struct fkda_reason note,
                                   struct fkda_reason reason)
 {
     char why[FKDA_REASON_BYTES];
+    double sm90_us = 0.0;
     fkda_fail(note, FKDA_OK, "%s", "");
     *path = FKDA_CUDA_PATH_SM80;
-    switch (wish) {
-    case FKDA_CUDA_PATH_SM80:
+    if (wish == FKDA_CUDA_PATH_SM80)
         return fkda_fail(note, FKDA_OK, "FLASH_KDA_CUDA_PATH: sm80");
-    case FKDA_CUDA_PATH_SM90:
-        if (fkda_cuda_check_sm90(plan, device, (struct fkda_reason){why, sizeof why}) != FKDA_OK)
-            return fkda_fail(reason, FKDA_ERROR_UNSUPPORTED, "FLASH_KDA_CUDA_PATH: sm90: %s", why);
-        *path = FKDA_CUDA_PATH_SM90;
-        return FKDA_OK;
-    case FKDA_CUDA_PATH_AUTO:
-        break;
+    if (fkda_cuda_check_sm90(plan, device, (struct fkda_reason){why, sizeof why}) != FKDA_OK)
+        return wish == FKDA_CUDA_PATH_SM90
+                   ? fkda_fail(reason, FKDA_ERROR_UNSUPPORTED, "FLASH_KDA_CUDA_PATH: sm90: %s", why)
+                   : fkda_fail(note, FKDA_OK, "%s", why);
+    *segments = cut(plan, device, workspace_bytes, &sm90_us);
+    if (wish == FKDA_CUDA_PATH_AUTO && plan->N > 0) {
+        const int64_t T = plan->varlen ? plan->T : plan->B * plan->T;
+        const double sm80_us = fkda_cuda_predict_sm80_us(T, plan->N, plan->HV, device->num_sms);
+        if (sm80_us < sm90_us)
+            return fkda_fail(note, FKDA_OK,
+                             "sm90 is the slower path for %lld tokens, %lld sequences of %lld "
+                             "value heads",
+                             (long long)T, (long long)plan->N, (long long)plan->HV);
     }
-    const int64_t chains = plan->N * plan->HV;
-    if (fkda_cuda_check_sm90(plan, device, note) != FKDA_OK)
-        return FKDA_OK;
-    if (chains * MIN_SMS < (int64_t)MIN_CHAINS * device->num_sms)
-        return fkda_fail(note, FKDA_OK, "%lld sequences of %lld value heads, too few for %d SMs",
-                         (long long)plan->N, (long long)plan->HV, device->num_sms);
     *path = FKDA_CUDA_PATH_SM90;
     return FKDA_OK;
 }

@@ -2,13 +2,14 @@
  * and tested, everywhere.
  *
  *     sm80   prepare and recurrence: every call that cuda_plan.c accepts, on every architecture
- *     sm90   one fused kernel, Hopper alone; takes fewer calls, and needs many chains (a sequence
- *            and value head each) to be faster
+ *     sm90   the fused kernel, Hopper alone; takes fewer calls; sequences are cut into segments
+ *            when there are fewer chains (a sequence and value head each) than SMs
  */
 #ifndef FKDA_CUDA_PATHS_H
 #define FKDA_CUDA_PATHS_H
 
 #include "core/checks.h"
+#include "cuda/segments.h"
 
 struct fkda_cuda_device {
     int major, minor; /* compute capability */
@@ -24,11 +25,13 @@ fkda_status fkda_cuda_check_sm90_device(const struct fkda_cuda_device *device,
 fkda_status fkda_cuda_check_sm90(const struct fkda_plan *plan,
                                  const struct fkda_cuda_device *device, struct fkda_reason reason);
 
-/* wish: FLASH_KDA_CUDA_PATH. *path: SM80 or SM90. `note` takes why that is not the fastest there
+/* wish: FLASH_KDA_CUDA_PATH. *path: SM80 or SM90. *segments: for path sm90, its arrays not yet
+ * placed; they fit into workspace_bytes. `note` takes why that is not the fastest there
  * is, "" where it is. Fails only for a wish that cannot be had. */
 fkda_status fkda_cuda_choose_path(const struct fkda_plan *plan,
                                   const struct fkda_cuda_device *device, enum fkda_cuda_path wish,
-                                  enum fkda_cuda_path *path, struct fkda_reason note,
+                                  size_t workspace_bytes, enum fkda_cuda_path *path,
+                                  struct fkda_segments *segments, struct fkda_reason note,
                                   struct fkda_reason reason);
 
 #endif

@@ -4,6 +4,7 @@
 
 #include <cuda.h>
 
+#include "cuda/segments.h"
 #include "cuda/tile_image.h"
 
 enum { FORWARD_SM90_THREADS = 512, FORWARD_SM90_SHARED_BYTES = 227 * 1024 };

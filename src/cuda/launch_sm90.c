@@ -3,6 +3,8 @@
 
 #include "cuda/cuda_launch.h"
 #include "cuda/forward_sm90.h"
+#include "cuda/launch_combine.h"
+#include "cuda/segment_plan.h"
 
 void fkda_forward_sm90(struct fkda_forward_sm90_args args);
 void fkda_summaries_sm90(struct fkda_forward_sm90_args args);
@@ -43,9 +45,9 @@ static cudaError_t load(void)
                                    (const void *)fkda_summaries_sm90,
                                    (const void *)fkda_segments_sm90};
     cudaError_t error = find_encoder();
-    for (int i = 0; i < 3 && error == cudaSuccess; i++) /* brings the code to the device, too */
+    for (size_t i = 0; i < sizeof kernels / sizeof kernels[0] && error == cudaSuccess; i++)
         error = cudaFuncSetAttribute(kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     FORWARD_SM90_SHARED_BYTES);
+                                     FORWARD_SM90_SHARED_BYTES); /* brings the code, too */
     return error;
 }
 
@@ -89,31 +91,74 @@ static cudaError_t make_map(encode_function *encode, CUtensorMap *map,
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
+static cudaError_t make_maps(struct fkda_forward_sm90_args *args)
+{
+    const struct fkda_prepare_args *p = &args->prepare;
+    const int64_t HV = p->HV, H = HV / p->heads_per_key, T = p->sequences.T;
+    const int64_t B = p->sequences.cu_seqlens.data ? 1 : p->sequences.N;
+    encode_function *const encode = atomic_load_explicit(&encoder, memory_order_acquire);
+    if (T == 0) /* every sequence is empty, and nobody reads the maps */
+        return cudaSuccess;
+    cudaError_t error = make_map(encode, &args->q, &p->q, H, T, B);
+    if (error == cudaSuccess)
+        error = make_map(encode, &args->k, &p->k, H, T, B);
+    if (error == cudaSuccess)
+        error = make_map(encode, &args->v, &args->recurrence.v, HV, T, B);
+    if (error == cudaSuccess)
+        error = make_map(encode, &args->g, &p->g, HV, T, B);
+    return error;
+}
+
+static cudaError_t launch(const void *kernel, int64_t blocks, struct fkda_forward_sm90_args *args,
+                          cudaStream_t stream)
+{
+    void *params[] = {args};
+    const dim3 grid = {(unsigned)blocks, 1, 1}, block = {FORWARD_SM90_THREADS, 1, 1};
+    return cudaLaunchKernel(kernel, grid, block, params, FORWARD_SM90_SHARED_BYTES, stream);
+}
+
+static cudaError_t combine(const struct fkda_recurrence_args *r,
+                           const struct fkda_segments *segments, int device, cudaStream_t stream)
+{
+    int num_sms = 0;
+    cudaError_t error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
+    const struct fkda_combine_args args = {
+        .transition = segments->transition,
+        .entry = segments->entry,
+        .sequences = r->sequences,
+        .initial_state = r->initial_state,
+        .state_indices = r->state_indices,
+        .num_slots = r->num_slots,
+        .segment_tokens = (int64_t)SEGMENT_CHUNK_TOKENS * segments->chunks,
+        .segments_per_sequence = segments->per_sequence,
+        .HV = r->HV,
+        .rows = fkda_cuda_choose_combine_rows((int64_t)r->sequences.N * r->HV, num_sms),
+    };
+    if (error == cudaSuccess)
+        error = fkda_cuda_load_combine(&args, device);
+    if (error == cudaSuccess)
+        error = fkda_cuda_launch_combine(&args, stream);
+    return error;
+}
+
 cudaError_t fkda_cuda_launch_sm90(const struct fkda_prepare_args *prepare,
                                   const struct fkda_recurrence_args *recurrence,
+                                  const struct fkda_segments *segments, int device,
                                   cudaStream_t stream)
 {
-    /* segments of 0 chunks: sequences are whole */
-    struct fkda_forward_sm90_args args = {.prepare = *prepare, .recurrence = *recurrence};
-    const int64_t HV = prepare->HV, H = HV / prepare->heads_per_key;
-    const int64_t T = prepare->sequences.T;
-    const int64_t B = prepare->sequences.cu_seqlens.data ? 1 : prepare->sequences.N;
-    encode_function *const encode = atomic_load_explicit(&encoder, memory_order_acquire);
-    cudaError_t error = cudaSuccess;
-    if (T > 0) { /* else every sequence is empty, and nobody reads the maps */
-        error = make_map(encode, &args.q, &prepare->q, H, T, B);
-        if (error == cudaSuccess)
-            error = make_map(encode, &args.k, &prepare->k, H, T, B);
-        if (error == cudaSuccess)
-            error = make_map(encode, &args.v, &recurrence->v, HV, T, B);
-        if (error == cudaSuccess)
-            error = make_map(encode, &args.g, &prepare->g, HV, T, B);
-    }
+    struct fkda_forward_sm90_args args = {
+        .prepare = *prepare, .recurrence = *recurrence, .segments = *segments};
+    const int64_t chains = (int64_t)recurrence->sequences.N * recurrence->HV;
+    const int64_t pieces = segments->slots * recurrence->HV;
+    cudaError_t error = make_maps(&args);
     if (error != cudaSuccess)
         return error;
-    void *params[] = {&args};
-    const dim3 grid = {(unsigned)recurrence->sequences.N * (unsigned)HV, 1, 1};
-    const dim3 block = {FORWARD_SM90_THREADS, 1, 1};
-    return cudaLaunchKernel((const void *)fkda_forward_sm90, grid, block, params,
-                            FORWARD_SM90_SHARED_BYTES, stream);
+    if (segments->chunks == 0)
+        return launch((const void *)fkda_forward_sm90, chains, &args, stream);
+    error = launch((const void *)fkda_summaries_sm90, 2 * pieces, &args, stream);
+    if (error == cudaSuccess)
+        error = combine(recurrence, segments, device, stream);
+    if (error == cudaSuccess)
+        error = launch((const void *)fkda_segments_sm90, pieces, &args, stream);
+    return error;
 }

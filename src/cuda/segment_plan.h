@@ -11,13 +11,17 @@
 #ifndef FKDA_CUDA_SEGMENT_PLAN_H
 #define FKDA_CUDA_SEGMENT_PLAN_H
 
+#include <stddef.h>
 #include <stdint.h>
+
+#include "cuda/segments.h"
 
 enum { SEGMENT_CHUNK_TOKENS = 32, SEGMENT_UNIT_CHUNKS = 4 /* a segment is a multiple of it */ };
 
 /* Times of one block on an SM of its own, in microseconds. */
 struct fkda_segment_costs {
     double chunk_us;    /* 32 tokens in pass 2, and in a forward that is not split */
+    double start_us;    /* until its first chunk */
     double pass1_share; /* the same in pass 1, as a share */
     double combine_us;  /* one segment in the combine step */
     double launch_us;   /* one more kernel */
@@ -36,6 +40,17 @@ int fkda_cuda_choose_segment(int64_t T, int64_t N, int64_t HV, int num_sms,
 double fkda_cuda_predict_segments_us(int64_t T, int64_t N, int64_t HV, int num_sms,
                                      int64_t segment_chunks,
                                      const struct fkda_segment_costs *costs);
+
+/* Predicted time of the two portable kernels, for comparison. */
+double fkda_cuda_predict_sm80_us(int64_t T, int64_t N, int64_t HV, int num_sms);
+
+/* Slots and layout for segments of so many chunks, 0 for none; T as for segment_slots. */
+struct fkda_segments fkda_cuda_plan_segments(int64_t T, int64_t N, int varlen, int32_t chunks);
+
+/* Bytes of both arrays, and where they begin in a workspace of at least so many (256-byte aligned
+ * inside it). */
+size_t fkda_cuda_segment_bytes(const struct fkda_segments *segments, int64_t HV);
+void fkda_cuda_place_segments(struct fkda_segments *segments, int64_t HV, void *workspace);
 
 /* Segments of a sequence: at least 1. */
 int64_t fkda_cuda_segments_of(int64_t tokens, int64_t segment_tokens);

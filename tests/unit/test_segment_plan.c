@@ -75,12 +75,40 @@ static void test_short_calls_are_not_split(void **state)
 static void test_prediction(void **state)
 {
     (void)state;
-    const struct fkda_segment_costs plain = {3.0, 0.8, 1.0, 4.0, 0.95};
-    const double expected = 3.0 * 24 * (0.8 * 2 + 1) + 11 * 1.0 + 2 * 4.0;
+    const struct fkda_segment_costs plain = {.chunk_us = 3.0,
+                                             .start_us = 2.0,
+                                             .pass1_share = 0.75,
+                                             .combine_us = 1.0,
+                                             .launch_us = 4.0,
+                                             .worthwhile = 0.95};
+    const double expected = (3.0 * 24 + 2.0) * (0.75 * 2 + 1) + 11 * 1.0 + 2 * 4.0;
     assert_true(fkda_cuda_predict_segments_us(8192, 1, 12, 132, 24, &plain) == expected);
-    assert_true(fkda_cuda_predict_segments_us(8192, 1, 12, 132, 0, &plain) == 3.0 * 256);
-    assert_true(fkda_cuda_predict_segments_us(8192, 1, 12, 132, 256, &plain) == 3.0 * 256);
-    assert_true(fkda_cuda_predict_segments_us(8192, 1, 133, 132, 0, &plain) == 3.0 * 512);
+    assert_true(fkda_cuda_predict_segments_us(8192, 1, 12, 132, 0, &plain) == 3.0 * 256 + 2.0);
+    assert_true(fkda_cuda_predict_segments_us(8192, 1, 12, 132, 256, &plain) == 3.0 * 256 + 2.0);
+    assert_true(fkda_cuda_predict_segments_us(8192, 1, 133, 132, 0, &plain) ==
+                2 * (3.0 * 256 + 2.0));
+}
+
+/* Both arrays lie in what is asked for, wherever that begins. */
+static void test_places(void **state)
+{
+    (void)state;
+    const int64_t HV = 3;
+    struct fkda_segments segments = fkda_cuda_plan_segments(1000, 2, 1, 4);
+    assert_int_equal(segments.slots, 1000 / 128 + 2);
+    const size_t bytes = fkda_cuda_segment_bytes(&segments, HV);
+    const uintptr_t images = (uintptr_t)segments.slots * 3 * 128 * 128 * sizeof(float);
+    for (uintptr_t start = 4096; start < 4096 + 512; start++) {
+        fkda_cuda_place_segments(&segments, HV, (void *)start);
+        const uintptr_t entry = (uintptr_t)segments.entry;
+        assert_int_equal(entry % 256, 0);
+        assert_true(entry >= start);
+        assert_int_equal((uintptr_t)segments.transition, entry + images);
+        assert_true(entry + 2 * images <= start + bytes);
+    }
+    segments = fkda_cuda_plan_segments(1000, 2, 1, 0);
+    assert_int_equal(segments.chunks, 0);
+    assert_int_equal(fkda_cuda_segment_bytes(&segments, HV), 0);
 }
 
 static void test_slots(void **state)
@@ -128,6 +156,7 @@ int main(void)
         cmocka_unit_test(test_enough_chains_are_not_split),
         cmocka_unit_test(test_short_calls_are_not_split),
         cmocka_unit_test(test_prediction),
+        cmocka_unit_test(test_places),
         cmocka_unit_test(test_slots),
         cmocka_unit_test(test_slots_of_ragged_sequences_do_not_meet),
         cmocka_unit_test(test_rows_of_a_combine_block),

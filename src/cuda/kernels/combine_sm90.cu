@@ -22,7 +22,6 @@
 
 enum {
     THREADS = 32 * COMBINE_WARPS,
-    STEPS = TILE_K / 16,  /* of 16 rows of M */
     MOST_TILES = 4,       /* of 8 rows of S */
     PREFETCH_SEGMENTS = 3 /* to L2 */
 };
@@ -61,12 +60,6 @@ static __device__ __forceinline__ struct place find_place(const struct fkda_comb
     p.part = (p.row + 2 * t) * TILE_K + 16 * warp + 2 * g;
     p.lanes = 4 * t * TILE_K + 16 * warp + 2 * g;
     return p;
-}
-
-static __device__ __forceinline__ int64_t segment_base(const struct fkda_combine_args *a, int64_t n)
-{
-    return a->sequences.cu_seqlens.data ? cu_at(&a->sequences, n) / a->segment_tokens + n
-                                        : n * a->segments_per_sequence;
 }
 
 static __device__ __forceinline__ void load_part(struct part *p, const float *from, int tiles)
@@ -257,7 +250,10 @@ static __device__ __forceinline__ void walk(const struct fkda_combine_args *a,
     const int64_t length = sequence_at(&a->sequences, p.n).length;
     const int last = length > 0 ? (int)((length - 1) / a->segment_tokens) : 0;
     const int64_t image_step = (int64_t)a->HV * COMBINE_IMAGE_ITEMS;
-    const int64_t first = (segment_base(a, p.n) * a->HV + p.h) * COMBINE_IMAGE_ITEMS;
+    const int64_t first =
+        (piece_base(&a->sequences, p.n, (int)a->segment_tokens, a->segments_per_sequence) * a->HV +
+         p.h) *
+        COMBINE_IMAGE_ITEMS;
     const float *transition = a->transition + first; /* M_i */
     float *entry = a->entry + first;                 /* B_i, then entry_i */
 
