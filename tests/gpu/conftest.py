@@ -94,6 +94,8 @@ def pytest_sessionfinish(session):
     run = session.config.gpu_run
     if REASON or not run["counts"] or session.config.option.collectonly:
         return
+    if hasattr(session.config, "workerinput"):  # of pytest-xdist, whose controller counts for all
+        return
     import torch
 
     line = gpu_record.append(
