@@ -4,8 +4,9 @@
     python3 bench/report.py [--check] [--no-pictures] [--results FOLDER] [--document FILE.md]
 
 Of records of the same device, kind, case, gates, implementation, kernel, precision and threads the
-newest one is shown; on a GPU the path that was asked for counts, not the kernel. --check writes nothing and fails where the document or a picture is not what
-the records say. Pictures need matplotlib; without it the document is written all the same.
+newest one is shown; on a GPU the path that was asked for counts, not the kernel. --check writes
+nothing and fails where the document or a picture is not what the records say. Pictures need
+matplotlib; without it the document is written all the same.
 """
 
 import argparse

@@ -22,8 +22,8 @@ cudaError_t fkda_cuda_launch_sm80(const struct fkda_prepare_args *prepare,
 /* The same for the fused kernels. launch_sm90.c is there where FKDA_CUDA_HAVE_SM90 is defined. */
 cudaError_t fkda_cuda_load_sm90(int device);
 
-/* What cuda_paths.c lets pass; loaded before. Queues one kernel, or three for segments, whose arrays
- * have been placed in the workspace; `device` is the current one. */
+/* What cuda_paths.c lets pass; loaded before. Queues one kernel, or three for segments, whose
+ * arrays have been placed in the workspace; `device` is the current one. */
 cudaError_t fkda_cuda_launch_sm90(const struct fkda_prepare_args *prepare,
                                   const struct fkda_recurrence_args *recurrence,
                                   const struct fkda_segments *segments, int device,

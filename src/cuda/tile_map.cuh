@@ -55,8 +55,8 @@ static __device__ __forceinline__ struct sequence sequence_at(const struct fkda_
     return seq;
 }
 
-/* The sequence that owns a piece: the last n with piece_base(n) <= piece; N >= 1. A warp searches 32
- * candidates a step, so 1024 sequences take two loads. All lanes return the same n. */
+/* The sequence that owns a piece: the last n with piece_base(n) <= piece; N >= 1. A warp searches
+ * 32 candidates a step, so 1024 sequences take two loads. All lanes return the same n. */
 static __device__ __forceinline__ int64_t sequence_of_piece(const struct fkda_cuda_sequences *s,
                                                             int64_t piece, int tokens,
                                                             int64_t per_sequence)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 for name in ("CPU_ISA", "PRECISION", "NUM_THREADS", "CUDA_PATH"):
-    os.environ.pop(f"FLASH_KDA_{name}", None)  # the caller's settings must not change what is tested
+    # the caller's settings must not change what is tested
+    os.environ.pop(f"FLASH_KDA_{name}", None)
 
 import flash_kda
 

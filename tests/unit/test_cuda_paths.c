@@ -139,7 +139,8 @@ static void test_devices(void **state)
     refuses_on(&args, &unbuilt, "this build has no kernels for 90a (FLASH_KDA_CUDA_ARCHS)");
 }
 
-/* Left alone, a call gets the path that is predicted to be faster; the other one can be asked for. */
+/* Left alone, a call gets the path that is predicted to be faster; the other one can be asked for.
+ */
 static void test_the_faster_path_is_chosen(void **state)
 {
     (void)state;

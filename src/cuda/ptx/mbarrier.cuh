@@ -52,8 +52,8 @@ static __device__ __forceinline__ void mbarrier_arrive_expect(uint64_t *barrier,
         : "memory");
 }
 
-/* Copies one box of a tensor map, at `x` .. `w` of its dimensions from the innermost, and counts its
- * bytes on the barrier; what lies outside the tensor becomes zero. */
+/* Copies one box of a tensor map, at `x` .. `w` of its dimensions from the innermost, and counts
+ * its bytes on the barrier; what lies outside the tensor becomes zero. */
 static __device__ __forceinline__ void tensor_copy_4d(void *shared, const void *map, int x, int y,
                                                       int z, int w, uint64_t *barrier)
 {

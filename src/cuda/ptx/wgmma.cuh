@@ -1,7 +1,7 @@
 /* wgmma.cuh: warpgroup products with B in shared memory and fp32 accumulators.
  *
- * A warpgroup is 4 warps; warp w holds rows 16 w .. 16 w + 15 of A [64, 16] and of D [64, N], each laid
- * out as in mma.cuh. B is named by a descriptor of its place and layout in shared memory.
+ * A warpgroup is 4 warps; warp w holds rows 16 w .. 16 w + 15 of A [64, 16] and of D [64, N], each
+ * laid out as in mma.cuh. B is named by a descriptor of its place and layout in shared memory.
  */
 #ifndef FKDA_PTX_WGMMA_CUH
 #define FKDA_PTX_WGMMA_CUH
@@ -11,10 +11,12 @@
 enum { WGMMA_SWIZZLE_NONE = 0, WGMMA_SWIZZLE_128 = 1 };
 
 /* Descriptor of a matrix at `address` (shared memory); offsets in bytes:
- *     K-major, no swizzle: tiles of 8 rows x 16 B; `leading` to the next 8 of K, `stride` to the next 8 rows
- *     K-major, 128 B:      rows of 128 B, their 16-byte pieces permuted by row % 8; `stride` to the next 8 rows
- *     MN-major, 128 B:     the same with 64 of MN in a row; `leading` to the next 64 of MN, `stride` to
- *                          the next 8 of K */
+ *     K-major, no swizzle  tiles of 8 rows x 16 B; `leading` to the next 8 of K, `stride` to the
+ *                          next 8 rows
+ *     K-major, 128 B       rows of 128 B, their 16-byte pieces permuted by row % 8; `stride` to the
+ *                          next 8 rows
+ *     MN-major, 128 B      the same with 64 of MN in a row; `leading` to the next 64 of MN,
+ *                          `stride` to the next 8 of K */
 static __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, int leading,
                                                             int stride, int swizzle)
 {

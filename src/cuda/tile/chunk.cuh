@@ -92,7 +92,8 @@ static __device__ __forceinline__ int swizzled(int row, int c)
     return 128 * row + 16 * (c ^ row % 8);
 }
 
-/* Byte offset of element (row, column) of a 32 x 32 right operand: tiles of 8 x 8, 128 bytes each. */
+/* Byte offset of element (row, column) of a 32 x 32 right operand: tiles of 8 x 8, 128 bytes each.
+ */
 static __device__ __forceinline__ int corner(int row, int column)
 {
     return 512 * (row / 8) + 128 * (column / 8) + 16 * (row % 8) + 2 * (column % 8);

@@ -1,6 +1,5 @@
-/* chunk_state.cuh: values into a state warp and outputs out of it, and the scale of its rows. A warp has
- * 16 value channels.
- */
+/* chunk_state.cuh: values into a state warp and outputs out of it, and the scale of its rows. A
+ * warp has 16 value channels. */
 #ifndef FKDA_TILE_CHUNK_STATE_CUH
 #define FKDA_TILE_CHUNK_STATE_CUH
 
@@ -50,7 +49,8 @@ static __device__ __forceinline__ int row_of_lane(int lane)
     return 2 * (lane / 2 % 4) + lane / 8 % 2 + lane / 16 * 8;
 }
 
-/* The warp's 16 channels of out, whose lanes hold tokens of one channel, become rows in v's place. */
+/* The warp's 16 channels of out, whose lanes hold tokens of one channel, become rows in v's place.
+ */
 static __device__ __forceinline__ void turn_rows(uint4 x[2], char *rows, const float o[16],
                                                  int warp, int lane)
 {

@@ -83,10 +83,9 @@ static __device__ __forceinline__ int quad_exponent(float state_max, int f, floa
     return e > other ? e : other;
 }
 
-/* Chooses each row's f for a tile, of whose values this lane has seen value_max, and brings S to it;
- * both steps are exact. f is a multiple of
- * F_STEP, so that it changes rarely; the 2^-25 of the row's maximum that fp16 still resolves leaves
- * room. */
+/* Chooses each row's f for a tile, of whose values this lane has seen value_max, and brings S to
+ * it; both steps are exact. f is a multiple of F_STEP, so that it changes rarely; the 2^-25 of the
+ * row's maximum that fp16 still resolves leaves room. */
 static __device__ __forceinline__ void rescale(struct walker *w, const float value_max[2],
                                                int target)
 {
