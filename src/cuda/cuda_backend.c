@@ -280,7 +280,10 @@ fkda_status fkda_cuda_decode(const fkda_args *args, const struct fkda_plan *plan
     if (status == FKDA_OK && args->report) {
         *args->report = (fkda_report){.num_tokens = plan->num_tokens};
         snprintf(args->report->kernel, sizeof args->report->kernel, "cuda/sm80/decode_%s%s",
-                 kernel_args.state.is_f32 ? "f32" : "bf16", kernel_args.plain ? "" : "_any");
+                 kernel_args.state.is_f32 ? "f32" : "bf16",
+                 kernel_args.slab    ? "_slab"
+                 : kernel_args.plain ? ""
+                                     : "_any");
     }
     return status;
 }

@@ -6,8 +6,13 @@
 
 /* Launch shape, which the host and the kernels must agree on. */
 enum {
-    DECODE_ROWS = 8, /* value channels of a warp */
-    DECODE_WARPS = 4 /* of a block, and tokens that it prepares at a time */
+    DECODE_WARPS = 4,               /* of a block, and tokens that it prepares at a time */
+    DECODE_ROWS = 8 * DECODE_WARPS, /* value channels of a block */
+    DECODE_SLAB_BYTES = 32768,      /* of a state, where it passes through shared memory: */
+    DECODE_SLAB_ROWS_F32 = 64,      /* so many value channels of a block */
+    DECODE_SLAB_ROWS_BF16 = 128,
+    DECODE_TOKEN_BYTES = 5 * 128 * 4 + 16, /* of a prepared token there, without its values */
+    DECODE_MOST_TOKENS = 16
 };
 
 /* How four neighbouring channels are loaded: at once where every row is aligned for that, else
@@ -42,6 +47,9 @@ struct fkda_decode_args {
     struct fkda_cuda_index num_accepted_tokens; /* [N] or absent */
     int32_t state_indices_columns;
     int32_t columns_to_write; /* with num_accepted_tokens the same; else 0: after the last token */
+
+    int32_t slab;        /* through shared memory: enough heads, a plain call */
+    int32_t token_slots; /* of shared memory then: no sequence has more tokens */
 
     float scale, lower_bound;
     int32_t HV, V, slices; /* slices: blocks that share a head's value channels */

@@ -3,18 +3,20 @@
 
 #include "cuda/cuda_views.h"
 
-#define BLOCK_ROWS (DECODE_ROWS * DECODE_WARPS)
+/* Blocks of the slab kernels from which on the bytes in flight decide, not the latency: about four
+ * for each multiprocessor of a large device. */
+enum { FEWEST_SLABS = 512 };
 
 /* ---- What is taken --------------------------------------------------------------------------- */
 
-static int64_t slices_of(const struct fkda_plan *plan)
+static int64_t slices_of(const struct fkda_plan *plan, int64_t rows)
 {
-    return (plan->V + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    return (plan->V + rows - 1) / rows;
 }
 
 static fkda_status check_supported(const struct fkda_plan *plan, struct fkda_reason reason)
 {
-    const int64_t most = INT32_MAX / slices_of(plan); /* blocks of a grid */
+    const int64_t most = INT32_MAX / slices_of(plan, DECODE_ROWS); /* blocks of a grid */
     if (plan->K != TILE_K)
         return fkda_fail(reason, FKDA_ERROR_UNSUPPORTED, "q: head size K = %lld, wanted %d on CUDA",
                          (long long)plan->K, TILE_K);
@@ -62,8 +64,9 @@ static int32_t access_of_bias(const struct fkda_plan *plan)
 
 static bool is_wide(const struct fkda_state_view *state)
 {
-    return (uintptr_t)state->data % (4 * fkda_dtype_bytes(state->dtype)) == 0 &&
-           state->stride_slot % 4 == 0 && state->stride_h % 4 == 0;
+    const int64_t item = (int64_t)fkda_dtype_bytes(state->dtype);
+    return (uintptr_t)state->data % 16 == 0 && state->stride_slot * item % 16 == 0 &&
+           state->stride_h * item % 16 == 0;
 }
 
 static bool is_plain(const struct fkda_plan *plan, const struct fkda_decode_args *args)
@@ -107,12 +110,10 @@ fkda_status fkda_cuda_plan_decode(const struct fkda_plan *plan, struct fkda_deco
         .lower_bound = plan->lower_bound,
         .HV = (int32_t)plan->HV,
         .V = (int32_t)plan->V,
-        .slices = (int32_t)slices_of(plan),
         .gate = plan->gate,
         .qk_l2norm = plan->qk_l2norm,
         .beta_sigmoid = plan->beta_sigmoid,
         .allow_neg_eigval = plan->allow_neg_eigval,
-        .by_slices = divisor_of(slices_of(plan)),
         .by_HV = divisor_of(plan->HV),
         .by_heads_per_key = divisor_of(plan->heads_per_key),
         .q_access = access_of(&plan->q),
@@ -124,8 +125,14 @@ fkda_status fkda_cuda_plan_decode(const struct fkda_plan *plan, struct fkda_deco
         .out_is_f32 = plan->out.dtype == FKDA_F32,
         .wide_state = is_wide(&plan->final_state),
     };
+    args->token_slots = (int32_t)(plan->T < DECODE_MOST_TOKENS ? plan->T : DECODE_MOST_TOKENS);
     if (args->num_accepted_tokens.data)
         args->columns_to_write = args->state_indices_columns;
     args->plain = is_plain(plan, args);
+    const int64_t slabs =
+        slices_of(plan, args->state.is_f32 ? DECODE_SLAB_ROWS_F32 : DECODE_SLAB_ROWS_BF16);
+    args->slab = args->plain && plan->N * plan->HV * slabs >= FEWEST_SLABS;
+    args->slices = (int32_t)(args->slab ? slabs : slices_of(plan, DECODE_ROWS));
+    args->by_slices = divisor_of(args->slices);
     return FKDA_OK;
 }

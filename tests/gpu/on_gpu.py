@@ -99,6 +99,12 @@ def decode(call, state, **options):
     return out
 
 
+def random_pool(call, slots, dtype=inputs.F32, seed=5):
+    """States of a decode call, on the GPU."""
+    gen = torch.Generator().manual_seed(seed)
+    return (0.3 * torch.randn(call.state_shape(slots), generator=gen)).to(dtype).to(DEVICE)
+
+
 def on_cpu(result):
     return inputs.Result(*(x.cpu() if isinstance(x, torch.Tensor) else x for x in result))
 

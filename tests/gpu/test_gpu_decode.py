@@ -23,17 +23,12 @@ from inputs import (
     uniform,
     yardstick,
 )
-from on_gpu import DEVICE, bounds_of, decode, moved, on_cpu, run
+from on_gpu import DEVICE, bounds_of, decode, moved, on_cpu, random_pool, run
 
 import flash_kda
 
 ERRORS = (TypeError, ValueError, RuntimeError)
 INDICES = [torch.int32, torch.int64]
-
-
-def random_pool(call, slots, dtype=F32, seed=5):
-    gen = torch.Generator().manual_seed(seed)
-    return (0.3 * torch.randn(call.state_shape(slots), generator=gen)).to(dtype).to(DEVICE)
 
 
 def check(call, slots=None, state=F32, out_dtype=BF16):
@@ -148,6 +143,17 @@ def test_nan_stays_in_its_channel_and_sequence():
     assert same_bits(clean[keep], got[keep]) and torch.isnan(got[~keep]).all()
     a[1, 1, 77], b[1, 1, 77] = 0, b[1, 1, 77].nan_to_num(0)
     assert same_bits(a, b)
+
+
+@pytest.mark.parametrize("lower_bound", [-5.0, None])
+def test_a_rate_that_is_nan_makes_its_head_nan(lower_bound):
+    call = moved(shared(2, 2, B=3, lower_bound=lower_bound))
+    a, b = random_pool(call, 3), random_pool(call, 3)
+    dirty = call.but(A_log=call.A_log.clone())
+    dirty.A_log[1] = float("nan")
+    clean, got = decode(call, a), decode(dirty, b)
+    assert same_bits(clean[:, :, 0], got[:, :, 0]) and same_bits(a[:, 0], b[:, 0])
+    assert torch.isnan(got[:, :, 1]).all() and torch.isnan(b[:, 1]).all()
 
 
 @pytest.mark.parametrize("N, H", [(1, 1), (300, 2), (33, 7)])
@@ -429,10 +435,11 @@ def test_a_side_stream_is_followed():
     assert same_bits(out, want) and same_bits(pool, want_pool)
 
 
-def test_kernels_in_a_row_see_each_other():
-    """Blocks may be scheduled before the kernel ahead has ended; they must not read before."""
-    call = moved(shared(1, 8, B=40))
-    expected, pool = random_pool(call, 40), random_pool(call, 40)
+@pytest.mark.parametrize("B", [4, 40])
+def test_kernels_in_a_row_see_each_other(B):
+    """A few blocks (B = 4) may begin before the kernel ahead has ended; they must not read."""
+    call = moved(shared(1, 8, B=B))
+    expected, pool = random_pool(call, B), random_pool(call, B)
     steps = []
     for _ in range(50):
         steps.append(decode(call, expected))

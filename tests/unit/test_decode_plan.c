@@ -117,8 +117,7 @@ static void test_grouped_heads_and_slices(void **state)
     for (int64_t V = 16; V <= 256; V += 16) {
         kernel = accept(call_of(V));
         assert_int_equal(kernel.V, V);
-        assert_int_equal(kernel.slices,
-                         (V + DECODE_ROWS * DECODE_WARPS - 1) / (DECODE_ROWS * DECODE_WARPS));
+        assert_int_equal(kernel.slices, (V + DECODE_ROWS - 1) / DECODE_ROWS);
         for (int64_t block = 0; block < N * HV * kernel.slices; block++)
             assert_int_equal(divide(block, kernel.by_slices), block / kernel.slices);
     }
@@ -163,9 +162,10 @@ static void test_calls_that_are_not_plain(void **state)
     args = call_of(128);
     args.final_state.data = at(0x90000000008);
     assert_false(accept(args).plain);
-    args.final_state.dtype = FKDA_BF16; /* four of them are 8 bytes */
+    args.final_state.data = at(0x90000000000);
+    args.final_state.stride[0] += 4;
     assert_true(accept(args).plain);
-    args.final_state.data = at(0x90000000004);
+    args.final_state.dtype = FKDA_BF16; /* four of them are 8 bytes, 16 are wanted */
     assert_false(accept(args).plain);
 }
 
@@ -187,12 +187,48 @@ static void test_alignment_chooses_the_access(void **state)
     args.g.data = at(0x40000000008);
     args.dt_bias.stride[0] = 130;
     args.final_state = tensor(0x90000000000, FKDA_BF16, 4, N, HV, 128, 128);
-    args.final_state.stride[0] += 2;
+    args.final_state.stride[0] += 4;
     kernel = accept(args);
     assert_int_equal(kernel.k_access, DECODE_BF16);
     assert_int_equal(kernel.g_access, DECODE_F32_NARROW);
     assert_int_equal(kernel.dt_bias_access, DECODE_F32_NARROW);
     assert_false(kernel.wide_state);
+}
+
+/* Enough slabs of all sequences together, in a plain call: two of a head in fp32, one in bf16. */
+static void test_large_batches_pass_through_shared_memory(void **state)
+{
+    (void)state;
+    static const struct {
+        int64_t sequences, V;
+        fkda_dtype state;
+        bool slab;
+    } cases[] = {
+        {1, 128, FKDA_F32, false},   {63, 128, FKDA_F32, false}, {64, 128, FKDA_F32, true},
+        {127, 48, FKDA_F32, false},  {128, 48, FKDA_F32, true},  {127, 128, FKDA_BF16, false},
+        {128, 128, FKDA_BF16, true}, {64, 144, FKDA_BF16, true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fkda_args args = call_of(cases[i].V);
+        fkda_tensor *const tensors[] = {&args.q,    &args.k,   &args.v,          &args.g,
+                                        &args.beta, &args.out, &args.final_state};
+        for (int j = 0; j < 7; j++) {
+            tensors[j]->shape[0] = cases[i].sequences;
+            tensors[j]->data = at((uintptr_t)tensors[j]->data << 4);
+        }
+        args.final_state.dtype = cases[i].state;
+        struct fkda_decode_args kernel = accept(args);
+        const int64_t slab_rows =
+            cases[i].state == FKDA_F32 ? DECODE_SLAB_ROWS_F32 : DECODE_SLAB_ROWS_BF16;
+        const int64_t rows = cases[i].slab ? slab_rows : DECODE_ROWS;
+        assert_int_equal(kernel.slab, cases[i].slab);
+        assert_int_equal(kernel.slices, (cases[i].V + rows - 1) / rows);
+        assert_int_equal(kernel.token_slots, T);
+        args.g.dtype = FKDA_F32;
+        kernel = accept(args);
+        assert_false(kernel.slab);
+        assert_int_equal(kernel.slices, (cases[i].V + DECODE_ROWS - 1) / DECODE_ROWS);
+    }
 }
 
 /* ---- Slots ----------------------------------------------------------------------------------- */
@@ -253,6 +289,7 @@ static void test_sequences(void **state)
     assert_int_equal(kernel.sequences.N, N);
     assert_int_equal(kernel.sequences.T, 40);
     assert_ptr_equal(kernel.sequences.cu_seqlens.data, at(0xc0000000000));
+    assert_int_equal(kernel.token_slots, DECODE_MOST_TOKENS); /* of any of them, as far as known */
 }
 
 /* ---- Refusals -------------------------------------------------------------------------------- */
@@ -270,7 +307,7 @@ static void test_sizes_are_refused(void **state)
 
     args = call_of(128);
     fkda_tensor *const tensors[] = {&args.q, &args.k, &args.v, &args.g, &args.beta, &args.out};
-    const int64_t slices = 128 / (DECODE_ROWS * DECODE_WARPS), most = INT32_MAX / slices / HV;
+    const int64_t slices = 128 / DECODE_ROWS, most = INT32_MAX / slices / HV;
     for (int i = 0; i < 6; i++) {
         tensors[i]->shape[0] = 1;
         tensors[i]->shape[1] = 16;
@@ -294,6 +331,7 @@ int main(void)
         cmocka_unit_test(test_the_plain_call),
         cmocka_unit_test(test_calls_that_are_not_plain),
         cmocka_unit_test(test_alignment_chooses_the_access),
+        cmocka_unit_test(test_large_batches_pass_through_shared_memory),
         cmocka_unit_test(test_states_without_a_pool),
         cmocka_unit_test(test_a_pool),
         cmocka_unit_test(test_draft_tokens),
