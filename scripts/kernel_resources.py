@@ -152,9 +152,14 @@ def check(kernels: list[Kernel], budget: dict, archs: set[str]) -> list[str]:
             continue
         if kernel.arch not in allowed.get("archs", [kernel.arch]):
             wrong.append(f"{where}: wanted for {', '.join(allowed['archs'])} only")
-        for key, limit in allowed.items():
-            if key != "archs" and (value := getattr(kernel, key)) > limit:
-                wrong.append(f"{where}: {key} {value}, wanted at most {limit}")
+        for key in ("registers", "shared_bytes", "code_bytes"):
+            if (value := getattr(kernel, key)) > allowed[key]:
+                wrong.append(f"{where}: {key} {value}, wanted at most {allowed[key]}")
+        if kernel.registers < allowed.get("least_registers", 0):
+            wrong.append(
+                f"{where}: registers {kernel.registers}, wanted {allowed['least_registers']}, "
+                "all of which setmaxnreg shares out anew"
+            )
         if kernel.stack_bytes:
             wrong.append(f"{where}: a stack of {kernel.stack_bytes} bytes, wanted none")
         if kernel.calls_out:

@@ -97,9 +97,9 @@ static struct fkda_segments cut(const struct fkda_plan *plan, const struct fkda_
     const int64_t T = plan->varlen ? plan->T : plan->B * plan->T;
     int chunks = fkda_cuda_choose_segment(T, plan->N, plan->HV, device->num_sms, costs);
     struct fkda_segments segments = fkda_cuda_plan_segments(plan->T, plan->N, plan->varlen, chunks);
-    if (fkda_cuda_segment_bytes(&segments, plan->HV) > workspace_bytes) {
-        chunks = 0;
-        segments = (struct fkda_segments){0};
+    while (fkda_cuda_segment_bytes(&segments, plan->HV) > workspace_bytes) {
+        chunks = 2 * chunks * (int64_t)SEGMENT_CHUNK_TOKENS < T / plan->N ? 2 * chunks : 0;
+        segments = fkda_cuda_plan_segments(plan->T, plan->N, plan->varlen, chunks);
     }
     *us = plan->N == 0
               ? 0.0

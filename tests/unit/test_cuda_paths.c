@@ -176,7 +176,12 @@ static void test_segments(void **state)
     workspace_bytes = fkda_cuda_segment_bytes(&c.segments, HV);
     assert_int_equal(choose(&args, &device, FKDA_CUDA_PATH_SM90).segments.chunks,
                      c.segments.chunks);
-    workspace_bytes--;
+    const int32_t wanted = c.segments.chunks;
+    workspace_bytes--; /* longer segments need less */
+    c = choose(&args, &device, FKDA_CUDA_PATH_SM90);
+    assert_int_equal(c.segments.chunks, 2 * wanted);
+    assert_true(fkda_cuda_segment_bytes(&c.segments, HV) <= workspace_bytes);
+    workspace_bytes = 0;
     c = choose(&args, &device, FKDA_CUDA_PATH_SM90);
     assert_int_equal(c.segments.chunks, 0);
     assert_int_equal(c.status, FKDA_OK);

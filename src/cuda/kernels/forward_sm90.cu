@@ -12,6 +12,7 @@
  *     R' = V' - S Kd'    U' = R' (T b)'    O' = S Qd' + U' P'    S <- S diag(2^(G_C - G_0)) + U' Kr
  * Bounded gate, bf16 inputs that the copy engine can read, K = V = 128; launched by launch_sm90.c.
  */
+#include "cuda/ptx/global_access.cuh"
 #include "cuda/tile/chunk_factors.cuh"
 #include "cuda/tile/chunk_solve.cuh"
 #include "cuda/tile/chunk_state.cuh"
@@ -55,6 +56,10 @@ static __device__ __forceinline__ void await_raw(struct shared *s, int chunk, in
                                                  int thread)
 {
     const int count = tokens_of_chunk(s->head.length, chunk);
+    /* a wait by parity tells neighbouring phases apart only: the other preparer has had the chunk
+     * that was in this place before */
+    if (chunk >= RING)
+        mbarrier_wait(&s->full[chunk % RING], chunk / RING % 2 ^ 1);
     mbarrier_wait(&s->raw_full[chunk % RING], chunk / RING % 2);
     if (count < CHUNK) {
         clear_tail(&s->raw[chunk % RING], count, thread);
@@ -148,6 +153,7 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
         } else if (warp == (solver ^ 1) && lane == 0 && chunk + RING < w->chunks) {
             fetch_raw(a, s, chunk + RING, pass);
         }
+        __syncwarp(); /* one lane was alone */
         wgmma_wait(0);
         wgmma_pin_f32(norms, 32);
         if (more)
@@ -292,9 +298,9 @@ static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90
             uint16_t *const out = w->out + (CHUNK * i + token) * r->out.stride_t + HALF_K * group +
                                   16 * warp + 8 * (lane % 2);
             if (token < count)
-                *(uint4 *)out = rows[0];
+                st_global_u32x4(out, rows[0]);
             if (token + 16 < count)
-                *(uint4 *)(out + 16 * r->out.stride_t) = rows[1];
+                st_global_u32x4(out + 16 * r->out.stride_t, rows[1]);
         }
     }
     if (w->exit)
@@ -329,7 +335,7 @@ static __device__ __forceinline__ bool find_work(const struct fkda_forward_sm90_
     int64_t length = w->seq.length;
     if (pass != WHOLE) {
         first = (index - piece_base(&r->sequences, n, (int)tokens, g->per_sequence)) * tokens;
-        if (first > 0 && first >= length)
+        if (first < 0 || (first > 0 && first >= length))
             return false;
         length -= first;
         length = length > tokens ? tokens : length;
