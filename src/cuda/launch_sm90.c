@@ -151,6 +151,12 @@ cudaError_t fkda_cuda_launch_sm90(const struct fkda_prepare_args *prepare,
     const int64_t chains = (int64_t)recurrence->sequences.N * recurrence->HV;
     const int64_t pieces = segments->slots * recurrence->HV;
     cudaError_t error = make_maps(&args);
+    if (error !=
+        cudaSuccess) { /* a thread's first call has no context yet, which the driver wants */
+        error = cudaSetDevice(device);
+        if (error == cudaSuccess)
+            error = make_maps(&args);
+    }
     if (error != cudaSuccess)
         return error;
     if (segments->chunks == 0)
