@@ -90,6 +90,7 @@ class Problem:
 
 class OurDecode:
     name = Ours.name
+    path = "auto"  # decode has one
     takes_drafts = True
 
     def bind(self, problem, pool):

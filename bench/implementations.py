@@ -42,8 +42,12 @@ def fwd_arguments(inputs, out, final_state):
 class Ours:
     name = f"flash_kda {flash_kda.__version__}"
 
-    def __init__(self, keeps_workspace=True):
-        self.keeps_workspace = keeps_workspace
+    def __init__(self, path="auto", keeps_workspace=True):
+        self.path, self.keeps_workspace = path, keeps_workspace
+
+    def chosen(self):
+        """Sets the kernels that calls get (FLASH_KDA_CUDA_PATH)."""
+        return mock.patch.dict(os.environ, FLASH_KDA_CUDA_PATH=self.path)
 
     def bind(self, inputs):
         self.calls_before = (flash_kda.last_report() or {}).get("num_calls", 0)
@@ -65,9 +69,16 @@ class Ours:
     def kernel(self):
         """What the library says it ran in the last call of this thread, one made since bind."""
         report = flash_kda.last_report()
-        if report["num_calls"] <= self.calls_before or not report["kernel"].startswith(self.device):
-            raise RuntimeError(f"the timed call ran elsewhere: {report}")
+        wanted = self.device
+        if self.device == "cuda/" and self.path != "auto":
+            wanted += self.path + "/"
+        if report["num_calls"] <= self.calls_before or not report["kernel"].startswith(wanted):
+            raise RuntimeError(f"the timed call ran elsewhere, wanted {wanted}: {report}")
         return report["kernel"]
+
+    def note(self):
+        """Why no faster kernel took that call."""
+        return flash_kda.last_report()["note"]
 
 
 class Moonshot:

@@ -4,8 +4,9 @@
     python3 bench/report.py [--check] [--no-pictures] [--results FOLDER] [--document FILE.md]
 
 Of records of the same device, kind, case, gates, implementation, kernel, precision and threads the
-newest one is shown. --check writes nothing and fails where the document or a picture is not what
-the records say. Pictures need matplotlib; without it the document is written all the same.
+newest one is shown; on a GPU the path that was asked for counts, not the kernel. --check writes
+nothing and fails where the document or a picture is not what the records say. Pictures need
+matplotlib; without it the document is written all the same.
 """
 
 import argparse
@@ -56,7 +57,9 @@ def newest(found):
         if record.get("dry_run"):
             continue
         record["impl_name"] = record["impl"].rsplit(" ", 1)[0]
-        key = tuple(record.get(name) for name in SAME)
+        # A GPU's kernel is chosen by the library, or by run.py's --path: the choice is what counts.
+        same = [name for name in SAME if name != "kernel" or not record.get("gpu")]
+        key = (record.get("path", "auto"), *(record.get(name) for name in same))
         if key not in chosen or chosen[key]["place"] < record["place"]:
             chosen[key] = record
     return list(chosen.values())

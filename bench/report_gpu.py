@@ -6,7 +6,7 @@ import records
 import report_decode
 import report_pictures
 from gpu_names import NAMES, TEN_SHAPES
-from report_text import Runs, milliseconds, ours_first, percent, scientific, slug, table
+from report_text import Runs, is_users, milliseconds, ours_first, percent, scientific, slug, table
 
 EXPLANATION = """\
 Device events around the call as a user makes it, the L2 flushed (256 MB written) before each call;
@@ -18,6 +18,7 @@ states enter and leave in fp32, the initial one 0.1 normal.
 * **allocating** is the call without a workspace of the caller's.
 * Errors are of three heads and the first 2048 tokens of the same inputs, in a call of its own; its
   kernel is named where it is another than the timed one.
+* This package chooses between its kernels; in a row that says `path` they were named.
 * Other implementations are measured in the same run where they are installed, else left out.
 """
 
@@ -39,7 +40,7 @@ def times(found, regime, runs):
         rows.append(
             (
                 r["case"],
-                r["impl"],
+                r["impl"] if is_users(r) else f"{r['impl']}, path {r['path']}",
                 milliseconds(r["floor_ms"]),
                 f"**{milliseconds(r['median_ms'])}**",
                 f"{milliseconds(r['p10_ms'])} to {milliseconds(r['p90_ms'])}",
@@ -58,7 +59,8 @@ def times(found, regime, runs):
 def ten_shapes(found):
     """Geometric means, of implementations that have all ten; the newest record of each."""
     rows = []
-    found = sorted((r for r in found if r["kind"] == "prefill"), key=lambda r: r["place"])
+    found = [r for r in found if r["kind"] == "prefill" and is_users(r)]
+    found.sort(key=lambda r: r["place"])
     for impl in sorted({r["impl_name"] for r in found}, key=ours_first):
         for regime in records.REGIMES:
             own = [r for r in found if (r["impl_name"], r["regime"]) == (impl, regime)]
@@ -84,7 +86,7 @@ def host(found, runs):
 
 def section(gpu, found):
     runs = Runs(found)
-    prefill = [r for r in found if r["kind"] == "prefill"]
+    prefill = [r for r in found if r["kind"] == "prefill" and is_users(r)]
     prefix = f"img/gpu-{slug(gpu)}"
     pictures = {
         f"{prefix}-times.png": (report_pictures.draw_gpu_times, prefill),

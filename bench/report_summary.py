@@ -5,7 +5,7 @@ import records
 from gpu_names import NAMES
 from report_cpu import DECODE_GOAL, PREFILL_GOALS, kernel_text, share_of_copy, share_of_fma
 from report_decode import goal_of
-from report_text import best_ms, milliseconds, percent, size_of, table
+from report_text import best_ms, is_users, milliseconds, percent, size_of, table
 
 # ms: no slower than MoonshotAI's FlashKDA, as measured once on an H200, cold L2, any gates.
 GOALS_MS = {
@@ -53,7 +53,7 @@ def others_text(ours, others):
 
 
 def gpu_rows(found):
-    timed = [r for r in found if r["kind"] in ("prefill", "decode")]
+    timed = [r for r in found if r["kind"] in ("prefill", "decode") and is_users(r)]
     cases = sorted(
         {(r["kind"], r["case"]) for r in timed},
         key=lambda c: (c[0] == "decode", NAMES.index(c[1]) if c[1] in NAMES else len(NAMES), c[1]),

@@ -38,6 +38,11 @@ def best_ms(record):
     return record["min_ms"]
 
 
+def is_users(record):
+    """Is this what a user gets who chooses nothing? Else run.py's --path chose the kernel."""
+    return record.get("path", "auto") == "auto"
+
+
 def ours_first(impl):
     return not impl.startswith("flash_kda"), impl
 

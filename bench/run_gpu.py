@@ -20,6 +20,13 @@ def add_options(parser):
     parser.add_argument("--kind", choices=["prefill", "decode"], help="both if left out")
     parser.add_argument("--decode-cases", nargs="+", metavar="NAME", help='such as "N1xH32 fp32"')
     parser.add_argument("--regime", nargs="+", default=records.REGIMES, choices=records.REGIMES)
+    parser.add_argument(
+        "--path",
+        nargs="+",
+        default=["auto"],
+        choices=["auto", "sm80", "sm90"],
+        help="this package's kernels; auto: what a user gets",
+    )
     parser.add_argument("--quick", action="store_true", help="fewer samples, no second timing")
     parser.add_argument("--no-peers", action="store_true", help="only this package")
     parser.add_argument("--build", type=Path, metavar="FILE.json", help="commit and compiler")
@@ -40,15 +47,20 @@ def measure_case(clock, implementation, inputs, options):
     return found, count
 
 
-def measure_own(clock, inputs, options):
-    """This package: also what a call costs that brings no workspace."""
-    from implementations import Ours
+def measure_own(clock, ours, inputs, options):
+    """This package: also what a call costs that brings no workspace. The error is that of the path
+    whose time was taken, also where fewer tokens would have got another."""
+    from implementations import Ours, measure_error
 
-    found, count = measure_case(clock, Ours(), inputs, options)
-    call, _ = Ours(keeps_workspace=False).bind(inputs)
-    clock.warm_up(call)
-    found["no_workspace_ms"] = records.summarize(clock.samples_ms(call, count))["median_ms"]
-    return found
+    with ours.chosen():
+        found, count = measure_case(clock, ours, inputs, options)
+        call, _ = Ours(ours.path, keeps_workspace=False).bind(inputs)
+        clock.warm_up(call)
+        found["no_workspace_ms"] = records.summarize(clock.samples_ms(call, count))["median_ms"]
+        found["note"] = ours.note()
+    same = Ours(found["kernel"].split("/")[1] if inputs.q.is_cuda else ours.path)
+    with same.chosen():
+        return found | {"path": ours.path} | measure_error(same, inputs)
 
 
 def host_overhead(clock, device):
@@ -111,14 +123,14 @@ def run_case(options, shape, regime, clock, device, common, peers):
 
     data = os.environ.get("FLASH_KDA_DATA", DATA)
     inputs = make_inputs(shape, regime, device, data)
-    for implementation in (Ours(), *peers):
+    for implementation in (*map(Ours, options.path), *peers):
         before = records.load_average()
         try:
             if isinstance(implementation, Ours):
-                found = measure_own(clock, inputs, options)
+                found = measure_own(clock, implementation, inputs, options)
             else:
                 found, _ = measure_case(clock, implementation, inputs, options)
-            found |= measure_error(implementation, inputs)
+                found |= measure_error(implementation, inputs)
         except Exception as error:
             if isinstance(implementation, Ours):
                 raise

@@ -28,6 +28,10 @@
  * that is no multiple of 16, out of order or past the end of its sequence is not written. Without
  * FKDA_QK_L2NORM fkda_forward wants q and k normalised before the call: decayed rows are held in
  * fp16 (2^-14 to 65504). fkda_decode computes in fp32 and needs no workspace.
+ * Which kernels take a call of fkda_forward depends on the device, the shapes and the alignment:
+ * fkda_report names them. FLASH_KDA_CUDA_PATH = auto, sm80 (any call) or sm90 (one that they cannot
+ * take is FKDA_ERROR_UNSUPPORTED) chooses. Different kernels give different last bits, and a call
+ * for sm90 may be cut at multiples of 128 tokens, not of FKDA_CHUNK_TOKENS.
  *
  * Threads. The library keeps no state between calls besides what it learned of the processor; any
  * number of threads may call it at once on different outputs.
@@ -160,6 +164,7 @@ typedef struct fkda_report {
     int64_t num_tokens;     /* that belong to a sequence, summed over sequences; -1 on CUDA with
                                cu_seqlens, which only the device reads */
     size_t workspace_bytes; /* used, the caller's or the library's own */
+    char note[128];         /* CUDA: why no faster kernel took the call; "" where the fastest did */
 } fkda_report;
 
 /* One call. The shape and dtype stand beside each tensor; "?" means it may be absent.
@@ -215,8 +220,8 @@ typedef struct fkda_args {
     fkda_tensor checkpoint_indptr;
 
     void *workspace; /* ? NULL: the library allocates for the time of the call. CUDA: device memory,
-                        never NULL where fkda_workspace_bytes is not 0; calls that follow one
-                        another on a stream may share it */
+                        never NULL where the kernels need it; calls that follow one another on
+                        a stream may share it */
     size_t workspace_bytes;
     void *stream;         /* CUDA: a cudaStream_t on which the kernels are queued, NULL: the default
                              stream; nothing waits for them */
@@ -248,7 +253,8 @@ FKDA_API fkda_status fkda_reference(const fkda_args *args, char *reason, size_t 
 
 /* Bytes of workspace that fkda_forward wants for these shapes (data pointers are not looked at).
  * A larger, unaligned or dirty workspace is fine. It depends on the number of threads, so both
- * calls must see the same options and environment. */
+ * calls must see the same options and environment. On CUDA it is enough for any kernels; a call
+ * whose kernels need none takes NULL too. */
 FKDA_API fkda_status fkda_workspace_bytes(const fkda_args *args, size_t *bytes, char *reason,
                                           size_t reason_bytes);
 
@@ -264,6 +270,9 @@ typedef struct fkda_info {
     int32_t reserved;
     char cuda_archs[128];  /* architectures built, "" for a CPU-only library */
     char cuda_status[128]; /* why num_devices is 0, else the name of device 0 */
+    char cuda_path[8];   /* the fastest kernels that a call may get on device 0, FLASH_KDA_CUDA_PATH
+                              obeyed: "sm80" or "sm90"; "" without a device */
+    char cuda_note[128]; /* why there are no faster ones; "" where there are none */
 } fkda_info;
 
 /* Fails only on a wrong FLASH_KDA_* environment variable. */

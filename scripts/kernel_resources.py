@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Registers, stack, shared memory and code size of every CUDA kernel, checked against a budget.
 
-    python3 scripts/kernel_resources.py BUILD/cubin/ARCHS [--budget FILE] [--output FILE]
+    python3 scripts/kernel_resources.py BUILD/cubin/ARCHS [BUILD/cubin/sm90/90a] [--output FILE]
 
 Reads the cubins that a CUDA build keeps, one per source file and architecture; they are ELF files,
 so no tool of the CUDA toolkit is needed. Spilled registers live in the stack frame: a frame of 0
@@ -127,15 +127,17 @@ def read_cubin(path: Path) -> list[Kernel]:
     return list(functions.values())
 
 
-def read_folder(folder: Path) -> list[Kernel]:
+def read_folders(folders: list[Path]) -> list[Kernel]:
     kernels = []
-    for path in sorted(folder.glob("*.cubin")):
-        try:
-            kernels += read_cubin(path)
-        except (ValueError, struct.error) as error:
-            raise SystemExit(f"kernel_resources.py: {path}: {error}") from error
-    if not kernels:
-        raise SystemExit(f"kernel_resources.py: no cubin in {folder}: is it a CUDA build?")
+    for folder in folders:
+        paths = sorted(folder.glob("*.cubin"))
+        if not paths:
+            raise SystemExit(f"kernel_resources.py: no cubin in {folder}: is it a CUDA build?")
+        for path in paths:
+            try:
+                kernels += read_cubin(path)
+            except (ValueError, struct.error) as error:
+                raise SystemExit(f"kernel_resources.py: {path}: {error}") from error
     return sorted(kernels, key=lambda k: (k.name, int(re.sub(r"\D", "", k.arch)), k.arch))
 
 
@@ -148,10 +150,16 @@ def check(kernels: list[Kernel], budget: dict, archs: set[str]) -> list[str]:
         if allowed is None:
             wrong.append(f"{where}: no budget of that name")
             continue
-        for key, limit in allowed.items():
-            value = getattr(kernel, key)
-            if value > limit:
-                wrong.append(f"{where}: {key} {value}, wanted at most {limit}")
+        if kernel.arch not in allowed.get("archs", [kernel.arch]):
+            wrong.append(f"{where}: wanted for {', '.join(allowed['archs'])} only")
+        for key in ("registers", "shared_bytes", "code_bytes"):
+            if (value := getattr(kernel, key)) > allowed[key]:
+                wrong.append(f"{where}: {key} {value}, wanted at most {allowed[key]}")
+        if kernel.registers < allowed.get("least_registers", 0):
+            wrong.append(
+                f"{where}: registers {kernel.registers}, wanted {allowed['least_registers']}, "
+                "all of which setmaxnreg shares out anew"
+            )
         if kernel.stack_bytes:
             wrong.append(f"{where}: a stack of {kernel.stack_bytes} bytes, wanted none")
         if kernel.calls_out:
@@ -159,9 +167,9 @@ def check(kernels: list[Kernel], budget: dict, archs: set[str]) -> list[str]:
     present = {(k.name, k.arch) for k in kernels}
     wrong += [
         f"{name} for {arch}: in the budget, but not built"
-        for name in budget["kernels"]
+        for name, allowed in budget["kernels"].items()
         for arch in sorted(archs | {k.arch for k in kernels})
-        if (name, arch) not in present
+        if (name, arch) not in present and arch in allowed.get("archs", [arch])
     ]
     return wrong
 
@@ -183,14 +191,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
     parser.add_argument("--budget", type=Path, default=BUDGET)
     parser.add_argument("--archs", default="", help="names that must be there: 80,90a")
     parser.add_argument("--output", type=Path, help="write the table here too")
     parser.add_argument("--json", type=Path, help="write the numbers here")
     parser.add_argument("--report-only", action="store_true", help="check no budget")
     arguments = parser.parse_args()
-    kernels = read_folder(arguments.folder)
+    kernels = read_folders(arguments.folders)
     table = format_table(kernels)
     if arguments.output:
         arguments.output.write_text(table)

@@ -486,7 +486,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="mutants whose description matches this pattern")
     parser.add_argument("--list", action="store_true", help="names the mutants and ends")
-    parser.add_argument("--write", action="store_true", help="results into the table of docs/lab-notes.md")
+    parser.add_argument(
+        "--write", action="store_true", help="results into the table of docs/lab-notes.md"
+    )
     options = parser.parse_args()
     mutants = [m for m in MUTANTS if re.search(options.only, m.what)]
     check_patterns(MUTANTS)

@@ -189,7 +189,10 @@ fkda_status fkda_get_info(fkda_info *info, char *reason, size_t reason_bytes)
     fkda_args defaults;
     fkda_args_init(&defaults);
     struct fkda_plan plan = {.isa = FKDA_ISA_AUTO};
+    enum fkda_cuda_path path;
     fkda_status status = resolve_options(&defaults, FKDA_CALL_FORWARD, &plan, where);
+    if (status == FKDA_OK)
+        status = fkda_read_cuda_path(&path, where);
     if (status != FKDA_OK)
         return status;
     *info = (fkda_info){.isa_built = fkda_cpu_isa_built(),
@@ -197,6 +200,6 @@ fkda_status fkda_get_info(fkda_info *info, char *reason, size_t reason_bytes)
                         .isa_chosen = (int32_t)plan.isa,
                         .num_threads = plan.num_threads};
     snprintf(info->version, sizeof info->version, "%s", fkda_version());
-    fkda_cuda_get_info(info);
+    fkda_cuda_get_info(info, path);
     return FKDA_OK;
 }

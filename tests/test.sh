@@ -42,7 +42,7 @@ case ${1:-} in
 esac
 
 # The caller's settings must not change what is tested.
-unset FLASH_KDA_CPU_ISA FLASH_KDA_PRECISION FLASH_KDA_NUM_THREADS
+unset FLASH_KDA_CPU_ISA FLASH_KDA_PRECISION FLASH_KDA_NUM_THREADS FLASH_KDA_CUDA_PATH
 unset CFLAGS LDFLAGS OMP_NUM_THREADS PYTHONPATH
 # Outside of the cuda part kernels that nothing here can run would only take time to compile.
 nvidia-smi -L >/dev/null 2>&1 || export FLASH_KDA_CUDA=OFF

@@ -212,7 +212,7 @@ static PyObject *py_info(PyObject *module, PyObject *unused)
     fkda_status status = fkda_get_info(&info, reason, sizeof reason);
     if (status != FKDA_OK)
         return raise_status(status, reason);
-    return Py_BuildValue("{s:s,s:N,s:N,s:s,s:i,s:s,s:i,s:s}",          /* N takes the reference */
+    return Py_BuildValue("{s:s,s:N,s:N,s:s,s:i,s:s,s:i,s:s,s:s,s:s}",  /* N takes the reference */
                          "version", info.version,                      //
                          "cpu_isa_built", isa_names(info.isa_built),   //
                          "cpu_isa_usable", isa_names(info.isa_usable), //
@@ -220,7 +220,9 @@ static PyObject *py_info(PyObject *module, PyObject *unused)
                          "num_threads", (int)info.num_threads,                //
                          "cuda_archs", info.cuda_archs,                       //
                          "num_cuda_devices", (int)info.num_devices,           //
-                         "cuda_status", info.cuda_status);
+                         "cuda_status", info.cuda_status,                     //
+                         "cuda_path", info.cuda_path,                         //
+                         "cuda_note", info.cuda_note);
 }
 
 static PyObject *py_last_report(PyObject *module, PyObject *unused)
@@ -229,9 +231,10 @@ static PyObject *py_last_report(PyObject *module, PyObject *unused)
     (void)unused;
     if (!last.call)
         Py_RETURN_NONE;
-    return Py_BuildValue("{s:s,s:s,s:i,s:L,s:n,s:K}",                                //
+    return Py_BuildValue("{s:s,s:s,s:s,s:i,s:L,s:n,s:K}",                            //
                          "call", last.call,                                          //
                          "kernel", last.report.kernel,                               //
+                         "note", last.report.note,                                   //
                          "num_threads", (int)last.report.num_threads,                //
                          "num_tokens", (long long)last.report.num_tokens,            //
                          "workspace_bytes", (Py_ssize_t)last.report.workspace_bytes, //
@@ -242,7 +245,9 @@ static const char last_report_doc[] =
     "last_report()\n--\n\n"
     "What the last successful call of this thread did, as a dict; None before the first.\n\n"
     "call is fwd, decode or reference; kernel names what ran, such as cpu/avx512/prefill_fp32;\n"
-    "num_calls counts the successful calls of this thread.";
+    "note says why no faster CUDA kernel took the call, '' where the fastest did; num_calls "
+    "counts\n"
+    "the successful calls of this thread.";
 
 static PyMethodDef methods[] = {
     {"fwd", (PyCFunction)(void (*)(void))py_fwd, METH_FASTCALL, NULL},

@@ -5,6 +5,7 @@ __version__: str
 class LastReport(TypedDict):
     call: Literal["fwd", "decode", "reference"]
     kernel: str
+    note: str
     num_threads: int
     num_tokens: int
     workspace_bytes: int
@@ -19,6 +20,8 @@ class LibraryInfo(TypedDict):
     cuda_archs: str
     num_cuda_devices: int
     cuda_status: str
+    cuda_path: str
+    cuda_note: str
 
 def fwd(*arguments: Any) -> None: ...
 def decode(*arguments: Any) -> None: ...

@@ -347,6 +347,9 @@ def info():
         cuda_archs        CUDA architectures in this build,
         num_cuda_devices  CUDA devices that it could use,
         cuda_status       the name of device 0, or why there is none,
+        cuda_path         the fastest kernels that fwd may get on device 0, FLASH_KDA_CUDA_PATH
+                          obeyed: "sm80" or "sm90"; "" without a device,
+        cuda_note         why there are no faster ones; "" where there are none,
         device            "cuda" where there is a usable device, else "cpu".
 
     Raises:

@@ -22,6 +22,8 @@ class Info(TypedDict):
     cuda_archs: list[str]
     num_cuda_devices: int
     cuda_status: str
+    cuda_path: Literal["", "sm80", "sm90"]
+    cuda_note: str
     device: Literal["cpu", "cuda"]
 
 def fwd(

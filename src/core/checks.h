@@ -68,6 +68,14 @@ fkda_status fkda_resolve_environment(const fkda_args *args, fkda_isa *isa,
                                      fkda_precision *precision, int *num_threads,
                                      struct fkda_reason reason);
 
+/* Kernels of the CUDA forward (src/cuda/cuda_paths.h). */
+enum fkda_cuda_path { FKDA_CUDA_PATH_AUTO, FKDA_CUDA_PATH_SM80, FKDA_CUDA_PATH_SM90 };
+
+const char *fkda_cuda_path_name(enum fkda_cuda_path path); /* "auto", "sm80", "sm90" */
+
+/* options.c: FLASH_KDA_CUDA_PATH. */
+fkda_status fkda_read_cuda_path(enum fkda_cuda_path *path, struct fkda_reason reason);
+
 /* More threads than this are refused: a mistake, and starting them could bring the process down. */
 #define FKDA_MAX_THREADS 1024
 

@@ -1,8 +1,9 @@
 /* options.c: the environment variables FLASH_KDA_CPU_ISA, FLASH_KDA_PRECISION,
- * FLASH_KDA_NUM_THREADS.
+ * FLASH_KDA_NUM_THREADS and FLASH_KDA_CUDA_PATH.
  *
- * They are read at each call and only where the caller left the field of fkda_args at 0. An empty
- * value counts as unset; a wrong one is an error that lists the right ones.
+ * They are read at each call of their device, and only where the caller left the field of fkda_args
+ * at 0 (the last has none). An empty value counts as unset; a wrong one is an error that lists the
+ * right ones.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -99,4 +100,26 @@ fkda_status fkda_resolve_environment(const fkda_args *args, fkda_isa *isa,
     if (status == FKDA_OK && *num_threads == 0)
         *num_threads = process_threads();
     return status;
+}
+
+const char *fkda_cuda_path_name(enum fkda_cuda_path path)
+{
+    static const char *const names[] = {"auto", "sm80", "sm90"};
+    return names[path];
+}
+
+fkda_status fkda_read_cuda_path(enum fkda_cuda_path *path, struct fkda_reason reason)
+{
+    const char *value = environment("FLASH_KDA_CUDA_PATH");
+    *path = FKDA_CUDA_PATH_AUTO;
+    if (!value)
+        return FKDA_OK;
+    for (int i = FKDA_CUDA_PATH_AUTO; i <= FKDA_CUDA_PATH_SM90; i++) {
+        if (strcmp(value, fkda_cuda_path_name((enum fkda_cuda_path)i)) == 0) {
+            *path = (enum fkda_cuda_path)i;
+            return FKDA_OK;
+        }
+    }
+    return fkda_fail(reason, FKDA_ERROR_INVALID_ARGUMENT,
+                     "FLASH_KDA_CUDA_PATH: '%.60s', wanted auto, sm80 or sm90", value);
 }

@@ -34,8 +34,9 @@ fkda_status fkda_cuda_decode(const fkda_args *args, const struct fkda_plan *plan
     return refuse(reason);
 }
 
-void fkda_cuda_get_info(fkda_info *info)
+void fkda_cuda_get_info(fkda_info *info, enum fkda_cuda_path wish)
 {
+    (void)wish;
     info->num_devices = 0;
     info->cuda_archs[0] = '\0';
     snprintf(info->cuda_status, sizeof info->cuda_status, "this build has no CUDA kernels");

@@ -8,8 +8,10 @@
 
 #include "cuda/cuda_backend.h"
 #include "cuda/cuda_launch.h"
+#include "cuda/cuda_paths.h"
 #include "cuda/cuda_plan.h"
 #include "cuda/decode_plan.h"
+#include "cuda/segment_plan.h"
 
 /* ---- Errors ---------------------------------------------------------------------------------- */
 
@@ -130,59 +132,131 @@ static fkda_status check_workspace(const fkda_args *args, size_t bytes, struct f
     return FKDA_OK;
 }
 
-/* `device` is the current one. */
-static cudaError_t launch(struct fkda_cuda_work *work, int device, cudaStream_t stream)
+#ifdef FKDA_CUDA_HAVE_SM90
+#define SM90_BUILT true
+#else
+#define SM90_BUILT false
+#endif
+
+/* What the choice of a path looks at. Leaves no error behind. */
+static cudaError_t ask_device(int device, struct fkda_cuda_device *facts)
 {
-    struct fkda_recurrence_args *recurrence = &work->recurrence;
-    int num_sms = 0;
-    cudaError_t error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
+    const struct {
+        enum cudaDeviceAttr attribute;
+        int *value;
+    } questions[] = {
+        {cudaDevAttrComputeCapabilityMajor, &facts->major},
+        {cudaDevAttrComputeCapabilityMinor, &facts->minor},
+        {cudaDevAttrMultiProcessorCount, &facts->num_sms},
+    };
+    cudaError_t error = cudaSuccess;
+    facts->sm90_built = SM90_BUILT;
+    for (size_t i = 0; i < sizeof questions / sizeof questions[0] && error == cudaSuccess; i++)
+        error = cudaDeviceGetAttribute(questions[i].value, questions[i].attribute, device);
     if (error != cudaSuccess)
-        return error;
-    recurrence->slices = fkda_cuda_choose_slices(
-        recurrence->V, (int64_t)recurrence->sequences.N * recurrence->HV, num_sms);
-    error = fkda_cuda_load_sm80(&work->prepare, recurrence, device);
-    if (error != cudaSuccess)
-        return error;
-    return fkda_cuda_launch_sm80(&work->prepare, recurrence, work->tiles, stream);
+        cudaGetLastError();
+    return error;
 }
 
-static void fill_report(const struct fkda_plan *plan, const struct fkda_cuda_work *work,
-                        fkda_report *report)
+static cudaError_t launch_sm80(struct fkda_cuda_work *work, int device, int num_sms,
+                               cudaStream_t stream)
+{
+    struct fkda_recurrence_args *recurrence = &work->recurrence;
+    recurrence->slices = fkda_cuda_choose_slices(
+        recurrence->V, (int64_t)recurrence->sequences.N * recurrence->HV, num_sms);
+    cudaError_t error = fkda_cuda_load_sm80(&work->prepare, recurrence, device);
+    if (error == cudaSuccess)
+        error = fkda_cuda_launch_sm80(&work->prepare, recurrence, work->tiles, stream);
+    return error;
+}
+
+static cudaError_t launch_sm90(const struct fkda_cuda_work *work,
+                               const struct fkda_segments *segments, int device,
+                               cudaStream_t stream)
+{
+#ifdef FKDA_CUDA_HAVE_SM90
+    cudaError_t error = fkda_cuda_load_sm90(device);
+    if (error == cudaSuccess)
+        error = fkda_cuda_launch_sm90(&work->prepare, &work->recurrence, segments, device, stream);
+    return error;
+#else
+    (void)work, (void)segments, (void)device, (void)stream;
+    return cudaErrorNoKernelImageForDevice; /* cuda_paths.c never chooses it */
+#endif
+}
+
+static void name_kernels(const struct fkda_plan *plan, const struct fkda_cuda_work *work,
+                         enum fkda_cuda_path path, const struct fkda_segments *segments,
+                         fkda_report *report)
 {
     static const char *const gates[] = {"bounded", "softplus", "activated"};
-    const int slices = work->recurrence.slices;
-    *report =
-        (fkda_report){.num_tokens = plan->num_tokens, .workspace_bytes = work->workspace_bytes};
-    if (slices)
-        snprintf(report->kernel, sizeof report->kernel, "cuda/sm80/prepare_%s+recurrence_%d",
-                 gates[plan->gate], (int)(plan->V / 16 / slices));
+    char *const kernel = report->kernel;
+    if (plan->N == 0)
+        snprintf(kernel, sizeof report->kernel, "cuda/none");
+    else if (path == FKDA_CUDA_PATH_SM90)
+        snprintf(kernel, sizeof report->kernel, "cuda/sm90/%s_%s",
+                 segments->chunks ? "summaries+combine+segments" : "forward", gates[plan->gate]);
     else
-        snprintf(report->kernel, sizeof report->kernel, "cuda/none");
+        snprintf(kernel, sizeof report->kernel, "cuda/sm80/prepare_%s+recurrence_%d",
+                 gates[plan->gate], (int)(plan->V / 16 / work->recurrence.slices));
+}
+
+/* Queues the kernels of that path, with the device current meanwhile. */
+static fkda_status launch(struct fkda_cuda_work *work, enum fkda_cuda_path path,
+                          const struct fkda_segments *segments, int device, int num_sms,
+                          cudaStream_t stream, struct fkda_reason reason)
+{
+    int before = 0;
+    fkda_status status = enter_device(device, &before, reason);
+    if (status != FKDA_OK)
+        return status;
+    const cudaError_t error = path == FKDA_CUDA_PATH_SM90
+                                  ? launch_sm90(work, segments, device, stream)
+                                  : launch_sm80(work, device, num_sms, stream);
+    if (error != cudaSuccess)
+        status = fail_cuda(reason, error, device);
+    return leave_device(device, before, status, reason);
 }
 
 fkda_status fkda_cuda_forward(const fkda_args *args, const struct fkda_plan *plan,
                               struct fkda_reason reason)
 {
     struct fkda_cuda_work work;
+    struct fkda_cuda_device facts;
+    fkda_report report = {.num_tokens = plan->num_tokens};
+    enum fkda_cuda_path wish, path = FKDA_CUDA_PATH_SM80;
+    struct fkda_segments segments = {0};
     fkda_status status = fkda_cuda_plan_forward(plan, &work, reason);
     if (status == FKDA_OK)
-        status = check_workspace(args, work.workspace_bytes, reason);
+        status = fkda_read_cuda_path(&wish, reason);
     if (status != FKDA_OK)
         return status;
-    if (work.workspace_bytes)
+    const cudaError_t error = ask_device(args->device_index, &facts);
+    if (error == cudaSuccess)
+        status = fkda_cuda_choose_path(
+            plan, &facts, wish, work.workspace_bytes, &path, &segments,
+            (struct fkda_reason){report.note, args->report ? sizeof report.note : 0}, reason);
+    if (status == FKDA_OK) {
+        report.workspace_bytes = path == FKDA_CUDA_PATH_SM80
+                                     ? work.workspace_bytes
+                                     : fkda_cuda_segment_bytes(&segments, plan->HV);
+        status = check_workspace(args, report.workspace_bytes, reason);
+    }
+    if (status == FKDA_OK && error != cudaSuccess) /* a wrong argument is named before */
+        status = fail_cuda(reason, error, args->device_index);
+    if (status != FKDA_OK)
+        return status;
+    if (report.workspace_bytes && path == FKDA_CUDA_PATH_SM80)
         fkda_cuda_place_images(&work, args->workspace);
-
-    const int device = args->device_index;
-    int before = 0;
-    status = enter_device(device, &before, reason);
-    if (status != FKDA_OK)
-        return status;
-    const cudaError_t error = plan->N > 0 ? launch(&work, device, args->stream) : cudaSuccess;
-    if (error != cudaSuccess)
-        status = fail_cuda(reason, error, device);
-    status = leave_device(device, before, status, reason);
-    if (status == FKDA_OK && args->report)
-        fill_report(plan, &work, args->report);
+    else if (report.workspace_bytes)
+        fkda_cuda_place_segments(&segments, plan->HV, args->workspace);
+    if (plan->N > 0)
+        status =
+            launch(&work, path, &segments, args->device_index, facts.num_sms, args->stream, reason);
+    if (status == FKDA_OK && args->report) {
+        name_kernels(plan, &work, path, &segments, &report);
+        *args->report = report;
+    }
     return status;
 }
 
@@ -216,7 +290,22 @@ fkda_status fkda_cuda_decode(const fkda_args *args, const struct fkda_plan *plan
 
 /* ---- Information ----------------------------------------------------------------------------- */
 
-void fkda_cuda_get_info(fkda_info *info)
+/* What a call may get at best on device 0. */
+static void describe_paths(fkda_info *info, enum fkda_cuda_path wish)
+{
+    struct fkda_cuda_device facts;
+    enum fkda_cuda_path path = FKDA_CUDA_PATH_SM80;
+    if (ask_device(0, &facts) != cudaSuccess)
+        return;
+    if (wish == FKDA_CUDA_PATH_SM80)
+        snprintf(info->cuda_note, sizeof info->cuda_note, "FLASH_KDA_CUDA_PATH: sm80");
+    else if (fkda_cuda_check_sm90_device(
+                 &facts, (struct fkda_reason){info->cuda_note, sizeof info->cuda_note}) == FKDA_OK)
+        path = FKDA_CUDA_PATH_SM90;
+    snprintf(info->cuda_path, sizeof info->cuda_path, "%s", fkda_cuda_path_name(path));
+}
+
+void fkda_cuda_get_info(fkda_info *info, enum fkda_cuda_path wish)
 {
     struct cudaDeviceProp properties;
     char absence[96];
@@ -231,6 +320,7 @@ void fkda_cuda_get_info(fkda_info *info)
     if (error == cudaSuccess) {
         info->num_devices = count;
         snprintf(info->cuda_status, sizeof info->cuda_status, "%.127s", properties.name);
+        describe_paths(info, wish);
     } else if (explain_absence(error, absence, sizeof absence)) {
         snprintf(info->cuda_status, sizeof info->cuda_status, "%s", absence);
     } else {

@@ -212,7 +212,9 @@ static struct fkda_recurrence_args recurrence_args_of(const struct fkda_plan *pl
         .scale = plan->scale,
         .HV = (int32_t)plan->HV,
         .V = (int32_t)plan->V,
-        .target_log2 = plan->allow_neg_eigval ? TARGET_LOG2_DOUBLED : TARGET_LOG2,
+        /* b that comes as a factor may be as large as a doubled one */
+        .target_log2 =
+            plan->allow_neg_eigval || !plan->beta_sigmoid ? TARGET_LOG2_DOUBLED : TARGET_LOG2,
         .aligned_v = fkda_cuda_rows_aligned(&plan->v, 16),
         .wide_out = fkda_cuda_rows_aligned(&plan->out, 4),
     };

@@ -10,6 +10,8 @@
 
 #include "cuda/tile_image.h"
 
+enum { STEPS = TILE_K / 16 }; /* products over the key channels take 16 at a time */
+
 static __device__ __forceinline__ int64_t load_index(const struct fkda_cuda_index *index, int64_t i)
 {
     return index->is_int64 ? ((const int64_t *)index->data)[i * index->stride]
@@ -22,9 +24,16 @@ static __device__ __forceinline__ int64_t cu_at(const struct fkda_cuda_sequences
     return cu < 0 ? 0 : cu > s->T ? s->T : cu;
 }
 
+/* Sequences cut into pieces of so many tokens: the number of sequence n's first piece. */
+static __device__ __forceinline__ int64_t piece_base(const struct fkda_cuda_sequences *s, int64_t n,
+                                                     int tokens, int64_t per_sequence)
+{
+    return s->cu_seqlens.data ? cu_at(s, n) / tokens + n : n * per_sequence;
+}
+
 static __device__ __forceinline__ int64_t tile_base(const struct fkda_cuda_sequences *s, int64_t n)
 {
-    return s->cu_seqlens.data ? cu_at(s, n) / TILE_TOKENS + n : n * s->tiles_per_sequence;
+    return piece_base(s, n, TILE_TOKENS, s->tiles_per_sequence);
 }
 
 struct sequence {
@@ -46,25 +55,33 @@ static __device__ __forceinline__ struct sequence sequence_at(const struct fkda_
     return seq;
 }
 
-/* The sequence that owns image `tile`: the last n with tile_base(n) <= tile; N >= 1. A warp
- * searches 32 candidates a step, so 1024 sequences take two loads. All lanes return the same n. */
-static __device__ __forceinline__ int64_t sequence_of_tile(const struct fkda_cuda_sequences *s,
-                                                           int64_t tile)
+/* The sequence that owns a piece: the last n with piece_base(n) <= piece; N >= 1. A warp searches
+ * 32 candidates a step, so 1024 sequences take two loads. All lanes return the same n. */
+static __device__ __forceinline__ int64_t sequence_of_piece(const struct fkda_cuda_sequences *s,
+                                                            int64_t piece, int tokens,
+                                                            int64_t per_sequence)
 {
     if (!s->cu_seqlens.data)
-        return tile / s->tiles_per_sequence;
+        return piece / per_sequence;
     const int lane = threadIdx.x % 32;
-    int64_t low = 0, high = s->N; /* tile_base(low) <= tile; the answer is below high */
+    int64_t low = 0, high = s->N; /* piece_base(low) <= piece; the answer is below high */
     while (high - low > 1) {
         const int64_t step = (high - low + 31) / 32;
         const int64_t n = low + lane * step;
-        const unsigned below = __ballot_sync(~0u, n < high && tile_base(s, n) <= tile);
+        const unsigned below =
+            __ballot_sync(~0u, n < high && piece_base(s, n, tokens, per_sequence) <= piece);
         const int last = below ? 31 - __clz((int)below) : 0;
         low += last * step;
         if (low + step < high)
             high = low + step;
     }
     return low;
+}
+
+static __device__ __forceinline__ int64_t sequence_of_tile(const struct fkda_cuda_sequences *s,
+                                                           int64_t tile)
+{
+    return sequence_of_piece(s, tile, TILE_TOKENS, s->tiles_per_sequence);
 }
 
 #endif

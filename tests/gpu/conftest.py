@@ -2,6 +2,7 @@
 and are skipped with the reason elsewhere. A run leaves a line in records.jsonl (gpu_record.py)."""
 
 import collections
+import os
 import pathlib
 import shlex
 import sys
@@ -15,6 +16,9 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "python")]  # inputs.py and definit
 import gpu_record
 
 import flash_kda
+
+
+os.environ.pop("FLASH_KDA_CUDA_PATH", None)  # the caller's must not change what is tested
 
 
 def why_not():
@@ -34,6 +38,17 @@ def why_not():
 
 
 REASON = why_not()
+
+
+@pytest.fixture(params=["sm80", "sm90"])
+def path(request, monkeypatch):
+    """The kernels of every call in the test (FLASH_KDA_CUDA_PATH); on_gpu.run demands that they
+    ran. Modules ask for it with `pytestmark`; the others test what a user gets who sets nothing."""
+    found = flash_kda.info()
+    if request.param == "sm90" and found["cuda_path"] != "sm90":
+        pytest.skip(f"no kernels of path sm90: {found['cuda_note']}")
+    monkeypatch.setenv("FLASH_KDA_CUDA_PATH", request.param)
+    return request.param
 
 
 def pytest_configure(config):
@@ -78,6 +93,8 @@ def pytest_sessionstart(session):
 def pytest_sessionfinish(session):
     run = session.config.gpu_run
     if REASON or not run["counts"] or session.config.option.collectonly:
+        return
+    if hasattr(session.config, "workerinput"):  # of pytest-xdist, whose controller counts for all
         return
     import torch
 

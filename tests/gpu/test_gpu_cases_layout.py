@@ -10,6 +10,8 @@ from on_gpu import ERRORS, check, equal, moved, on_cpu, on_device, run
 
 import flash_kda
 
+pytestmark = pytest.mark.usefixtures("path")
+
 # ---- 14, 15, 16, 18, 20: layouts and dtypes ------------------------------------------------------
 
 

@@ -23,7 +23,7 @@ from inputs import (
     uniform,
     yardstick,
 )
-from on_gpu import BOUNDS, DEVICE, decode, moved, on_cpu, random_pool, run
+from on_gpu import DEVICE, bounds_of, decode, moved, on_cpu, random_pool, run
 
 import flash_kda
 
@@ -183,8 +183,8 @@ def test_prefill_of_16_tokens_agrees(regime):
     pool = random_pool(call, 2)
     prefill = on_cpu(run(call.but(initial_state=pool.cpu())))
     out = decode(call, pool)
-    assert rms_ratio(prefill.out, out.cpu().double()) <= BOUNDS["small"][0]
-    assert rms_ratio(prefill.final, pool.cpu().double()) <= BOUNDS["small"][1]
+    assert rms_ratio(prefill.out, out.cpu().double()) <= bounds_of("small")[0]
+    assert rms_ratio(prefill.final, pool.cpu().double()) <= bounds_of("small")[1]
 
 
 @pytest.mark.slow

@@ -16,6 +16,9 @@ ACCEPTED = "[FLA Backend] fla.ops.kda.chunk.chunk_kda -> flash_kda"
 BOUND = 0.006  # FLA's own acceptance: RMS(error) / RMS(reference)
 
 
+pytestmark = pytest.mark.usefixtures("path")
+
+
 @pytest.fixture(autouse=True)
 def fla_by_itself(monkeypatch):
     monkeypatch.setenv("FLASH_KDA_FLA", "0")  # should another test have imported flash_kda.fla
@@ -34,12 +37,12 @@ def on_device(inputs):
         (1, 2000, 8, [0, 100, 300, 1200, 2000]),
     ],
 )
-def test_chunk_kda_dispatches_to_us(B, T, H, cu):
+def test_chunk_kda_dispatches_to_us(B, T, H, cu, path):
     inputs = make_inputs(B, T, H, cu)
     result = run(on_device(inputs), state_v_first=True)
     assert result["error"] is None
     assert result["calls"] == ["fwd"]
-    assert result["kernel"].startswith("cuda/")
+    assert result["kernel"].startswith(f"cuda/{path}/")
     assert ACCEPTED in result["log"]
     out, final = reference(inputs)
     assert ratio(result["out"].cpu(), out) < BOUND

@@ -37,7 +37,7 @@ class GraphedDecode:
         key = tuple((name, tuple(x.shape), x.stride()) for name, x in tensors.items())
         if key not in self.graphs:
             self.graphs[key] = self.capture(args, options, tensors)
-        graph, kept = self.graphs[key]
+        graph, kept, self.kernel = self.graphs[key]
         for name, x in tensors.items():
             kept[name].copy_(x)
         graph.replay()
@@ -56,7 +56,7 @@ class GraphedDecode:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             flash_kda.decode(*args, **options)
-        return graph, kept
+        return graph, kept, flash_kda.last_report()["kernel"]
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-for name in ("FLASH_KDA_CPU_ISA", "FLASH_KDA_PRECISION", "FLASH_KDA_NUM_THREADS"):
-    os.environ.pop(name, None)  # the caller's settings must not change what is tested
+for name in ("CPU_ISA", "PRECISION", "NUM_THREADS", "CUDA_PATH"):
+    # the caller's settings must not change what is tested
+    os.environ.pop(f"FLASH_KDA_{name}", None)
 
 import flash_kda
 

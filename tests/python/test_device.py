@@ -207,3 +207,16 @@ def test_info_says_why_there_is_no_device():
         "no NVIDIA driver on this machine",
         "the driver finds no device",
     ) or found["cuda_status"].startswith("the driver is for CUDA")
+    assert found["cuda_path"] == found["cuda_note"] == ""
+
+
+def test_a_wrong_path_is_named(cupy, monkeypatch):
+    """By every call on CUDA and by info; the CPU goes on."""
+    monkeypatch.setenv("FLASH_KDA_CUDA_PATH", "sm_90")
+    wrong = "FLASH_KDA_CUDA_PATH: 'sm_90', wanted auto, sm80 or sm90"
+    with pytest.raises(ValueError, match=wrong) if HAVE_CUDA else expected_refusal():
+        flash_kda.fwd(*call(as_library("cupy")))
+    with pytest.raises(ValueError, match=wrong):
+        flash_kda.info()
+    x = torch.zeros(1, 20, 2, 128, dtype=torch.bfloat16)
+    flash_kda.fwd(x, x, x, x, x[..., 0].contiguous(), 0.1, x.clone(), None, None, -5.0)

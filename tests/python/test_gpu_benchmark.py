@@ -1,5 +1,6 @@
 """The GPU benchmark's code, tried on CPU tensors: `bench/run.py gpu --dry-run`."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -35,21 +36,23 @@ def dry_run(tmp_path_factory):
     build.write_text(json.dumps({"commit": "0123456789ab", "compiler": "some nvcc"}))
     path = folder / "gpu.jsonl"
     options = ("--dry-run", "--results", path, "--build", build)
-    done = run(*options, "--cases", "8192x96", "mixed x96", FLASH_KDA_MOONSHOT=str(theirs.parent))
+    options += ("--cases", "8192x96", "mixed x96", "--path", "auto", "sm80")
+    done = run(*options, FLASH_KDA_MOONSHOT=str(theirs.parent))
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_every_case_and_regime_is_recorded(dry_run):
     ours = [r for r in dry_run if r["impl"].startswith("flash_kda") and r["kind"] == "prefill"]
-    wanted = {(case, regime) for case in ("8192x96", "mixed x96") for regime in REGIMES}
-    assert {(r["case"], r["regime"]) for r in ours} == wanted
+    cases, paths = ("8192x96", "mixed x96"), ("auto", "sm80")
+    wanted = set(itertools.product(cases, REGIMES, paths))
+    assert {(r["case"], r["regime"], r["path"]) for r in ours} == wanted
     for record in dry_run:
         assert record["dry_run"] and record["commit"] == "0123456789ab"
     for record in ours:
         assert record["error_out"] < 2e-3 and record["error_state"] < 1e-6
         assert record["kernel"].startswith("cpu/") and record["error_kernel"] == record["kernel"]
-        assert record["no_workspace_ms"] > 0 and record["again_ms"] > 0
+        assert record["no_workspace_ms"] > 0 and record["again_ms"] > 0 and record["note"] == ""
 
 
 def test_host_overhead_is_recorded(dry_run):

@@ -50,6 +50,18 @@ def test_a_kernel_without_a_budget_and_one_that_is_missing():
     ]
 
 
+def test_a_kernel_for_one_architecture():
+    budget = {"kernels": {"walk": {"archs": ["90a"], "registers": 80}}}
+    other = Kernel("walk", "80", registers=80)
+    assert kernel_resources.check([kernel()], budget, {"80", "90a"}) == []
+    assert kernel_resources.check([kernel(), other], budget, {"80", "90a"}) == [
+        "walk for 80: wanted for 90a only"
+    ]
+    assert kernel_resources.check([], budget, {"80", "90a"}) == [
+        "walk for 90a: in the budget, but not built"
+    ]
+
+
 @pytest.mark.parametrize(
     "name, contents, says",
     [

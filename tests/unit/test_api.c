@@ -344,6 +344,8 @@ static void test_info(void **state)
     if (!*FKDA_TEST_CUDA_ARCHS) {
         assert_int_equal(info.num_devices, 0);
         assert_string_equal(info.cuda_status, "this build has no CUDA kernels");
+        assert_string_equal(info.cuda_path, "");
+        assert_string_equal(info.cuda_note, "");
     }
     assert_int_equal(fkda_get_info(NULL, reason, sizeof reason), FKDA_ERROR_INVALID_ARGUMENT);
     assert_string_equal(reason, "info: NULL, wanted a fkda_info");

@@ -14,6 +14,7 @@ static int clear_environment(void **state)
     (void)state;
     for (int i = 0; i < 3; i++)
         unsetenv(names[i]);
+    unsetenv("FLASH_KDA_CUDA_PATH");
     return 0;
 }
 
@@ -137,6 +138,42 @@ static void test_long_value(void **state)
     }
 }
 
+static const char cuda_path[] = "FLASH_KDA_CUDA_PATH";
+
+static void test_cuda_path(void **state)
+{
+    (void)state;
+    static const char *const right[] = {"auto", "sm80", "sm90"};
+    static const char *const wrong[] = {"SM90", "sm_90", "90", "sm90 ", "portable"};
+    char reason[FKDA_REASON_BYTES] = "";
+    struct fkda_reason where = {reason, sizeof reason};
+    enum fkda_cuda_path path = FKDA_CUDA_PATH_SM90;
+    assert_int_equal(fkda_read_cuda_path(&path, where), FKDA_OK);
+    assert_int_equal(path, FKDA_CUDA_PATH_AUTO);
+    for (int i = 0; i < 3; i++) {
+        setenv(cuda_path, right[i], 1);
+        assert_int_equal(fkda_read_cuda_path(&path, where), FKDA_OK);
+        assert_string_equal(fkda_cuda_path_name(path), right[i]);
+    }
+    setenv(cuda_path, "", 1); /* counts as unset */
+    assert_int_equal(fkda_read_cuda_path(&path, where), FKDA_OK);
+    assert_int_equal(path, FKDA_CUDA_PATH_AUTO);
+    for (int i = 0; i < 5; i++) {
+        char wanted[FKDA_REASON_BYTES];
+        setenv(cuda_path, wrong[i], 1);
+        assert_int_equal(fkda_read_cuda_path(&path, where), FKDA_ERROR_INVALID_ARGUMENT);
+        snprintf(wanted, sizeof wanted, "%s: '%s', wanted auto, sm80 or sm90", cuda_path, wrong[i]);
+        assert_string_equal(reason, wanted);
+        fkda_info info;
+        assert_int_equal(fkda_get_info(&info, reason, sizeof reason), FKDA_ERROR_INVALID_ARGUMENT);
+        assert_string_equal(reason, wanted);
+    }
+    struct problem p; /* the CPU does not care */
+    problem_init(&p, (struct problem_sizes){.T = 3});
+    problem_run(&p, fkda_forward);
+    problem_free(&p);
+}
+
 /* Through the public calls: nothing is written, and the definition does not care. */
 static void test_calls_read_the_environment(void **state)
 {
@@ -181,6 +218,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_field_beats_the_environment, clear_environment,
                                         clear_environment),
         cmocka_unit_test_setup_teardown(test_long_value, clear_environment, clear_environment),
+        cmocka_unit_test_setup_teardown(test_cuda_path, clear_environment, clear_environment),
         cmocka_unit_test_setup_teardown(test_calls_read_the_environment, clear_environment,
                                         clear_environment),
     };

@@ -40,6 +40,8 @@ static int print_json(const fkda_info *info, const struct options *options)
     cJSON_AddNumberToObject(json, "cuda_devices", info->num_devices);
     cJSON_AddStringToObject(json, "cuda_archs", info->cuda_archs);
     cJSON_AddStringToObject(json, "cuda_status", info->cuda_status);
+    cJSON_AddStringToObject(json, "cuda_path", info->cuda_path);
+    cJSON_AddStringToObject(json, "cuda_note", info->cuda_note);
     return fkda_print_json(json, options);
 }
 
@@ -65,5 +67,8 @@ int fkda_command_info(int argc, char **argv)
     printf("%-14s %d\n", "threads", info.num_threads);
     printf("%-14s %s\n", "CUDA built", *info.cuda_archs ? info.cuda_archs : "no");
     printf("%-14s %s\n", "CUDA device", info.cuda_status);
+    if (*info.cuda_path)
+        printf("%-14s %s%s%s\n", "CUDA path", info.cuda_path, *info.cuda_note ? "; " : "",
+               info.cuda_note);
     return EXIT_OK;
 }

@@ -25,4 +25,12 @@ static __device__ __forceinline__ uint2 ld_global_stream_u32x2(const void *p)
     return x;
 }
 
+/* 16 bytes at once, which the compiler does not make of every assignment. */
+static __device__ __forceinline__ void st_global_u32x4(void *p, uint4 x)
+{
+    asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(x.x), "r"(x.y), "r"(x.z),
+                 "r"(x.w)
+                 : "memory");
+}
+
 #endif

@@ -72,6 +72,26 @@ static __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t d[4], const vo
                  : "memory");
 }
 
+/* Two of them, transposed; lanes 0..15 give the addresses. */
+static __device__ __forceinline__ void ldmatrix_x2_trans(uint32_t d[2], const void *shared)
+{
+    const uint32_t address = (uint32_t)__cvta_generic_to_shared(shared);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+                 : "=r"(d[0]), "=r"(d[1])
+                 : "r"(address)
+                 : "memory");
+}
+
+/* The inverse of ldmatrix_x4_trans. */
+static __device__ __forceinline__ void stmatrix_x4_trans(void *shared, const uint32_t d[4])
+{
+    const uint32_t address = (uint32_t)__cvta_generic_to_shared(shared);
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address),
+        "r"(d[0]), "r"(d[1]), "r"(d[2]), "r"(d[3])
+        : "memory");
+}
+
 /* Two fp32 to packed fp16, `low` in the lower half, round to nearest even. */
 static __device__ __forceinline__ uint32_t cvt_rn_f16x2(float low, float high)
 {

@@ -31,7 +31,7 @@
 /* The tensor core drops the low bits of tf32 operands: 0.72 2^-11 too small each on average. */
 #define TF32_UNBIAS 1.000704f
 
-enum { ROW_BYTES = 2 * TILE_K, STEPS = TILE_K / 16 };
+enum { ROW_BYTES = 2 * TILE_K };
 
 /* Byte offset of piece c (8 channels) of a row: eight rows of one piece lie in different banks. */
 static __device__ __forceinline__ int piece(int row, int c)
@@ -39,15 +39,20 @@ static __device__ __forceinline__ int piece(int row, int c)
     return ROW_BYTES * row + 16 * (c ^ row % 8);
 }
 
-/* b of one token. */
-static __device__ __forceinline__ float load_beta(const struct fkda_prepare_args *a,
-                                                  struct sequence seq, int64_t row, int h)
+/* b from raw beta. */
+static __device__ __forceinline__ float beta_of(const struct fkda_prepare_args *a, float raw)
 {
-    const int64_t at = seq.batch * a->beta.stride_b + row * a->beta.stride_t + h * a->beta.stride_h;
-    const float raw = a->beta_is_f32 ? ((const float *)a->beta.data)[at]
-                                     : bf16_low(((const uint16_t *)a->beta.data)[at]);
     const float b = a->beta_sigmoid ? rcp_approx(1.0f + ex2_approx(-LOG2E * raw)) : raw;
     return a->allow_neg_eigval ? 2.0f * b : b;
+}
+
+/* Raw beta of one token, whose load is not waited for. */
+static __device__ __forceinline__ float load_raw_beta(const struct fkda_prepare_args *a,
+                                                      struct sequence seq, int64_t row, int h)
+{
+    const int64_t at = seq.batch * a->beta.stride_b + row * a->beta.stride_t + h * a->beta.stride_h;
+    return a->beta_is_f32 ? ((const float *)a->beta.data)[at]
+                          : bf16_low(((const uint16_t *)a->beta.data)[at]);
 }
 
 /* Gate of a head as it is used here: y = scale f(slope raw + offset), in gate units; offset = slope

@@ -1,0 +1,30 @@
+/* combine_args.h: what the host and the combine kernel of a split forward share. Plain C.
+ *
+ * A sequence is cut from its start into segments of the same number of tokens, the last one
+ * shorter, an empty sequence being one empty segment. What a segment does to a state of row vectors
+ * is S <- S M + B. An image is a [128, 128] fp32 matrix; segment i of sequence n owns the images
+ * [segment_base(n) + i][HV] of both arrays. Dense: segment_base(n) = n segments_per_sequence;
+ * varlen: cu[n] / segment_tokens + n, which needs no scan and never collides (tile_map.cuh).
+ */
+#ifndef FKDA_CUDA_COMBINE_ARGS_H
+#define FKDA_CUDA_COMBINE_ARGS_H
+
+#include "cuda/tile_image.h"
+
+enum { COMBINE_WARPS = 8, COMBINE_IMAGE_ITEMS = TILE_K * TILE_K };
+
+struct fkda_combine_args {
+    const float *transition; /* M [slots][HV][128][128]; of a last segment, and of a first one when
+                                there is no initial state, not read */
+    float *entry; /* the same shape; in: B, not read of a last segment; out: entry state */
+    struct fkda_cuda_sequences sequences;
+    struct fkda_cuda_states initial_state; /* absent: zero */
+    struct fkda_cuda_index state_indices;  /* [N]; absent: slot n for sequence n */
+    int64_t num_slots;                     /* of the pool; sequences of others are left alone */
+    int64_t segment_tokens;
+    int64_t segments_per_sequence; /* dense: max(1, ceil(T / segment_tokens)) */
+    int32_t HV;
+    int32_t rows; /* value channels that one block carries: 16 or 32 */
+};
+
+#endif

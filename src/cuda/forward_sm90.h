@@ -1,0 +1,19 @@
+/* forward_sm90.h: what the host and the fused Hopper kernel share. Plain C. */
+#ifndef FKDA_CUDA_FORWARD_SM90_H
+#define FKDA_CUDA_FORWARD_SM90_H
+
+#include <cuda.h>
+
+#include "cuda/segments.h"
+#include "cuda/tile_image.h"
+
+enum { FORWARD_SM90_THREADS = 512, FORWARD_SM90_SHARED_BYTES = 227 * 1024 };
+
+struct fkda_forward_sm90_args {
+    CUtensorMap q, k, v, g; /* [B, T, H, 128] bf16; boxes of 32 tokens and 64 channels */
+    struct fkda_prepare_args prepare;
+    struct fkda_recurrence_args recurrence;
+    struct fkda_segments segments;
+};
+
+#endif

@@ -1,0 +1,431 @@
+/* forward_sm90.cu: the whole forward of one (sequence, value head) in one block, for Hopper.
+ *
+ *     q, k, v, g --copy engine--> raw ring --prepare--> ring of chunks --state--> out
+ *
+ * A chunk has 32 tokens, two tiles of 16, and G is the cumulative gate (log2) counted from its
+ * middle M, so that both tiles stay within the exponents of bf16: G >= 0 before M, G <= 0 past it.
+ *     A, P  from k 2^G, q 2^G and k 2^-G, one product of 64 x 32 in bf16
+ *     Kd = k^ 2^(G - G_0)   Qd = q^ 2^(G - G_0)   Kr = k^ 2^(G_C - G)      at most 1: fp16
+ *     T = (I + A)^-1: the two diagonal tiles by substitution, T21 = -T22 A21 T11
+ * Two prepare warpgroups make chunks in turn. Two state warpgroups hold S [128, 128] in fp32
+ * accumulators, 64 value channels each, and walk it (x' is the transpose of x):
+ *     R' = V' - S Kd'    U' = R' (T b)'    O' = S Qd' + U' P'    S <- S diag(2^(G_C - G_0)) + U' Kr
+ * Bounded gate, bf16 inputs that the copy engine can read, K = V = 128; launched by launch_sm90.c.
+ */
+#include "cuda/ptx/global_access.cuh"
+#include "cuda/tile/chunk_factors.cuh"
+#include "cuda/tile/chunk_solve.cuh"
+#include "cuda/tile/chunk_state.cuh"
+
+/* ---- prepare warpgroups --------------------------------------------------------------------- */
+
+/* One thread starts the copies of a chunk's q, k, g. */
+static __device__ __forceinline__ void fetch_raw(const struct fkda_forward_sm90_args *a,
+                                                 struct shared *s, int chunk, enum pass pass)
+{
+    struct raw *raw = &s->raw[chunk % RING];
+    uint64_t *barrier = &s->raw_full[chunk % RING];
+    const int hk = s->head.h / a->prepare.heads_per_key;
+    const int row = (int)s->head.seq.begin + chunk * CHUNK, batch = (int)s->head.seq.batch;
+    mbarrier_arrive_expect(barrier,
+                           sizeof(struct raw) - (pass == SUMMARIES ? sizeof raw->kq / 2 : 0));
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        tensor_copy_4d(raw->kq[half][0], &a->k, HALF_K * half, hk, row, batch, barrier);
+        if (pass != SUMMARIES)
+            tensor_copy_4d(raw->kq[half][CHUNK], &a->q, HALF_K * half, hk, row, batch, barrier);
+        tensor_copy_4d(raw->g[half][0], &a->g, HALF_K * half, s->head.h, row, batch, barrier);
+    }
+}
+
+/* One thread starts the copy of a chunk's v. */
+static __device__ __forceinline__ void fetch_values(const struct fkda_forward_sm90_args *a,
+                                                    struct shared *s, int chunk)
+{
+    uint64_t *barrier = &s->full[chunk % RING];
+    const int row = (int)s->head.seq.begin + chunk * CHUNK, batch = (int)s->head.seq.batch;
+    mbarrier_arrive_expect(barrier, sizeof s->chunks[0].v);
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        tensor_copy_4d(s->chunks[chunk % RING].v[half][0], &a->v, HALF_K * half, s->head.h, row,
+                       batch, barrier);
+}
+
+/* Brings rows of a chunk to what norms and gates can read: none past the end of the sequence. */
+static __device__ __forceinline__ void await_raw(struct shared *s, int chunk, int barrier,
+                                                 int thread)
+{
+    const int count = tokens_of_chunk(s->head.length, chunk);
+    /* a wait by parity tells neighbouring phases apart only: the other preparer has had the chunk
+     * that was in this place before */
+    if (chunk >= RING)
+        mbarrier_wait(&s->full[chunk % RING], chunk / RING % 2 ^ 1);
+    mbarrier_wait(&s->raw_full[chunk % RING], chunk / RING % 2);
+    if (count < CHUNK) {
+        clear_tail(&s->raw[chunk % RING], count, thread);
+        fence_proxy_async();
+        named_barrier_sync(barrier, ROLE_THREADS); /* the zeros are there */
+    }
+}
+
+static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_sm90_args *a,
+                                                      struct shared *s, enum pass pass)
+{
+    const struct head *w = &s->head;
+    const float slope = load_gate(&a->prepare, FKDA_GATE_BOUNDED, w->h).slope;
+    int chunk = (threadIdx.x - 2 * ROLE_THREADS) / ROLE_THREADS;
+    {
+        float *const inverse = s->workshops[chunk].inverse;
+        const int thread = threadIdx.x % ROLE_THREADS;
+        if (chunk < w->chunks) {
+            float norms[32];
+            await_raw(s, chunk, 1 + chunk, thread);
+            wgmma_pin_f32(norms, 32);
+            wgmma_fence();
+            start_norms(norms, &s->raw[chunk]);
+            wgmma_wait(0);
+            wgmma_pin_f32(norms, 32);
+            finish_norms(inverse, norms, thread / 32, thread % 32);
+        }
+        __syncwarp();
+        if (!a->prepare.qk_l2norm && thread % 32 < 16) /* the warp's own rows */
+            inverse[16 * (thread / 32) + thread % 16] = 1.0f;
+    }
+    const int self = rederive(threadIdx.x - 2 * ROLE_THREADS);
+    for (; chunk < w->chunks; chunk += PREPARERS) {
+        const int all = rederive(self), thread = all % ROLE_THREADS;
+        const int warp = thread / 32, lane = thread % 32;
+        const int barrier = all / ROLE_THREADS + 1; /* of this warpgroup */
+        struct workshop *const shop = &s->workshops[barrier - 1];
+        const int place = chunk % RING, turn = chunk / PREPARERS;
+        struct raw *raw = &s->raw[place];
+        struct chunk *out = &s->chunks[place];
+        const int count = tokens_of_chunk(w->length, chunk), solver = turn % 4;
+        int narrow;
+        float beta = 0.0f;
+        if (warp == solver && lane < count) /* used much later */
+            beta = load_raw_beta(&a->prepare, w->seq, w->seq.begin + CHUNK * chunk + lane, w->h);
+        {
+            const int piece = 16 * (lane % 16 / 2) + 8 * (lane % 2);
+            float G[8][4], total[4];
+            sum_gates(G, total, s, raw->g[lane / 16][8 * warp], piece, slope,
+                      a->prepare.lower_bound_log2, count, warp, lane);
+            *(float4 *)&shop->totals[warp][4 * lane] =
+                make_float4(total[0], total[1], total[2], total[3]);
+            if (chunk >= RING) /* the state warps have left the place */
+                mbarrier_wait(&s->empty[place], chunk / RING % 2 ^ 1);
+            if (thread == 0)
+                fetch_values(a, s, chunk);
+            named_barrier_sync(barrier, ROLE_THREADS); /* totals and norms are there */
+            narrow = make_factors(raw, out, shop, G, rederive(thread), a->prepare.qk_l2norm, pass);
+        }
+        fence_proxy_async();
+        named_barrier_sync(barrier, ROLE_THREADS); /* factors are there; totals, norms used up */
+
+        float d[16], norms[32];
+        if (narrow)
+            start_products(d, raw, 1);
+        else
+            start_products(d, raw, 0);
+        const int next = chunk + PREPARERS;
+        const int more = next < w->chunks && a->prepare.qk_l2norm;
+        if (next < w->chunks)
+            await_raw(s, next, barrier, thread);
+        wgmma_pin_f32(norms, 32);
+        wgmma_fence();
+        start_norms(norms, &s->raw[(more ? next : chunk) % RING]);
+        wgmma_wait(1);
+        wgmma_pin_f32(d, 16);
+        store_products(d, shop, out, warp, lane, pass);
+        fence_proxy_async();
+        __syncwarp(); /* every lane's stores are fenced: lane 0 may announce them */
+        if (lane == 0)
+            mbarrier_arrive(&s->full[place]);
+        named_barrier_sync(barrier, ROLE_THREADS); /* A is there; the raw place is free */
+        if (warp == solver) {
+            shop->beta[lane] = lane < count ? beta_of(&a->prepare, beta) : 0.0f;
+            __syncwarp(); /* b is there */
+            solve(shop, out, lane);
+            fence_proxy_async();
+            __syncwarp();
+            if (lane == 0)
+                mbarrier_arrive(&s->solved[place]);
+        } else if (warp == (solver ^ 1) && lane == 0 && chunk + RING < w->chunks) {
+            fetch_raw(a, s, chunk + RING, pass);
+        }
+        __syncwarp(); /* one lane was alone */
+        wgmma_wait(0);
+        wgmma_pin_f32(norms, 32);
+        if (more)
+            finish_norms(shop->inverse, norms, warp, lane);
+    }
+}
+
+/* ---- state warpgroups ----------------------------------------------------------------------- */
+
+static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90_args *a,
+                                                  struct shared *s, enum pass pass)
+{
+    const struct fkda_recurrence_args *r = &a->recurrence;
+    const struct head *w = &s->head;
+    struct walker x;
+    {
+        const int row = 16 * (threadIdx.x / 32) + threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+        load_state(&x, w->entry, w->entry_is_f32, row, t);
+        if (pass == SUMMARIES && w->from_identity)
+            set_identity(&x, row, t);
+    }
+    const int chunks = w->chunks, length = w->length, self = rederive(threadIdx.x);
+    for (int i = 0; i < chunks; i++) {
+        const int place = i % RING;
+        const int thread = rederive(self);
+        const int group = thread / ROLE_THREADS, warp = thread / 32 % 4;
+        const int lane = thread % 32, t = lane % 4;
+        struct chunk *chunk = &s->chunks[place];
+        const int count = tokens_of_chunk(length, i);
+        mbarrier_wait(&s->full[place], i / RING % 2);
+        uint32_t v[4][2];
+        load_values(v, chunk->v[group][0], warp, pass == SUMMARIES && w->from_identity ? 0 : count,
+                    lane);
+        choose_scale(&x, v, i % RESCALE_CHUNKS == 0 || !a->prepare.qk_l2norm, r->target_log2 - 1);
+
+        /* S f as an operand; then S takes the chunk's decay */
+        uint32_t sf[STEPS][4];
+        const float *decay = chunk->decay + 2 * t;
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) {
+            float *left = x.s[2 * step], *right = x.s[2 * step + 1];
+            const float2 d = *(const float2 *)(decay + 16 * step);
+            const float2 e = *(const float2 *)(decay + 16 * step + 8);
+            sf[step][0] = cvt_rn_f16x2(left[0], left[1]);
+            sf[step][1] = cvt_rn_f16x2(left[2], left[3]);
+            sf[step][2] = cvt_rn_f16x2(right[0], right[1]);
+            sf[step][3] = cvt_rn_f16x2(right[2], right[3]);
+            left[0] *= d.x;
+            left[1] *= d.y;
+            left[2] *= d.x;
+            left[3] *= d.y;
+            right[0] *= e.x;
+            right[1] *= e.y;
+            right[2] *= e.x;
+            right[3] *= e.y;
+        }
+        const uint64_t kd = wgmma_descriptor(shared_address(chunk->kq), 0, 1024, WGMMA_SWIZZLE_128);
+        float o[16], u[16];
+        wgmma_pin_u32(&sf[0][0], 4 * STEPS);
+        wgmma_pin_f32(u, 16);
+        wgmma_pin_f32(o, 16);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) /* descriptors count in 16 bytes */
+            wgmma_m64n32k16(u, sf[step], kd + 512 * (step / 4) + 2 * (step % 4), step > 0);
+        wgmma_commit();
+        if (pass != SUMMARIES) { /* runs while R' is made */
+#pragma unroll
+            for (int step = 0; step < STEPS; step++) /* Qd: 32 rows on */
+                wgmma_m64n32k16(o, sf[step], kd + 256 + 512 * (step / 4) + 2 * (step % 4),
+                                step > 0);
+            wgmma_commit();
+            wgmma_wait(1);
+        } else {
+            wgmma_wait(0);
+        }
+        wgmma_pin_f32(u, 16);
+        const float f[2] = {exp2_int(x.f[0]), exp2_int(x.f[1])};
+        uint32_t uf[2][4]; /* R' */
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                uf[j / 2][2 * (j % 2) + h] =
+                    cvt_rn_f16x2(bf16_low(v[j][h]) * f[h] - u[4 * j + 2 * h],
+                                 bf16_high(v[j][h]) * f[h] - u[4 * j + 2 * h + 1]);
+        mbarrier_wait(&s->solved[place], i / RING % 2);
+        const uint64_t tb =
+            wgmma_descriptor(shared_address(chunk->tb), 128, 512, WGMMA_SWIZZLE_NONE);
+        const uint64_t p = wgmma_descriptor(shared_address(chunk->p), 128, 512, WGMMA_SWIZZLE_NONE);
+        wgmma_wait(0);
+        wgmma_pin_f32(o, 16);
+        wgmma_pin_u32(&uf[0][0], 8);
+        wgmma_pin_f32(u, 16);
+        wgmma_fence();
+        wgmma_m64n32k16(u, uf[0], tb, 0);
+        wgmma_m64n32k16(u, uf[1], tb + 16, 1);
+        wgmma_commit();
+        wgmma_wait(0);
+        wgmma_pin_f32(u, 16);
+        uint32_t uh[2][4];
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                uh[j / 2][2 * (j % 2) + h] = cvt_rn_f16x2(u[4 * j + 2 * h], u[4 * j + 2 * h + 1]);
+        const uint64_t kr =
+            wgmma_descriptor(shared_address(chunk->kr), 4096, 1024, WGMMA_SWIZZLE_128);
+        wgmma_pin_u32(&uh[0][0], 8);
+        wgmma_pin_f32(o, 16);
+        wgmma_pin_f32(&x.s[0][0], 4 * GROUPS);
+        wgmma_fence();
+        if (pass != SUMMARIES) {
+            wgmma_m64n32k16(o, uh[0], p, 1);
+            wgmma_m64n32k16(o, uh[1], p + 16, 1);
+            wgmma_commit();
+        }
+#pragma unroll
+        for (int step = 0; step < 2; step++) {
+            wgmma_m64n128k16(&x.s[0][0], uh[step], kr + 128 * step, 1);
+            wgmma_m64n128k16(&x.s[0][0], uh[step], kr + 512 + 128 * step, 1); /* the rest */
+        }
+        wgmma_commit();
+        uint4 rows[2];
+        if (pass != SUMMARIES) {
+            wgmma_wait(1);
+            wgmma_pin_f32(o, 16);
+            const float down[2] = {r->scale * exp2_int(-x.f[0]), r->scale * exp2_int(-x.f[1])};
+#pragma unroll
+            for (int j = 0; j < 16; j++)
+                o[j] *= down[j % 4 / 2];
+            turn_rows(rows, chunk->v[group][0], o, warp, lane);
+        }
+        fence_proxy_async(); /* v's place is the copy engine's next */
+        wgmma_wait(0);
+        wgmma_pin_f32(&x.s[0][0], 4 * GROUPS);
+        __syncwarp();
+        if (lane == 0)
+            mbarrier_arrive(&s->empty[place]); /* 8 arrivals: every state warp */
+        if (pass != SUMMARIES) {
+            const int token = row_of_lane(lane);
+            uint16_t *const out = w->out + (CHUNK * i + token) * r->out.stride_t + HALF_K * group +
+                                  16 * warp + 8 * (lane % 2);
+            if (token < count)
+                st_global_u32x4(out, rows[0]);
+            if (token + 16 < count)
+                st_global_u32x4(out + 16 * r->out.stride_t, rows[1]);
+        }
+    }
+    if (w->exit)
+        store_state(&x, w->exit, w->exit_is_f32, 16 * (threadIdx.x / 32) + threadIdx.x % 32 / 4,
+                    threadIdx.x % 4);
+}
+
+/* Padding: zero rows, no state. */
+static __device__ __forceinline__ void clear_output(const struct fkda_recurrence_args *r,
+                                                    const struct head *w)
+{
+    for (int64_t i = threadIdx.x; i < 16 * (int64_t)w->length; i += THREADS)
+        *(uint4 *)(w->out + i / 16 * r->out.stride_t + 8 * (i % 16)) = make_uint4(0, 0, 0, 0);
+}
+
+/* Finds the block's work. Returns false if there is none; padding gets its zero rows here. */
+static __device__ __forceinline__ bool find_work(const struct fkda_forward_sm90_args *a,
+                                                 struct head *w, enum pass pass)
+{
+    const struct fkda_recurrence_args *r = &a->recurrence;
+    const struct fkda_segments *g = &a->segments;
+    const unsigned block = pass == SUMMARIES ? blockIdx.x / 2 : blockIdx.x;
+    const int64_t index = block / (unsigned)r->HV; /* of the sequence, or the segment's slot */
+    const int64_t tokens = (int64_t)CHUNK * g->chunks;
+    const int64_t n = pass == WHOLE
+                          ? index
+                          : sequence_of_piece(&r->sequences, index, (int)tokens, g->per_sequence);
+    const int64_t slot = r->state_indices.data ? load_index(&r->state_indices, n) : n;
+    int64_t first = 0; /* token of the sequence */
+    w->h = (int)(block % (unsigned)r->HV);
+    w->seq = sequence_at(&r->sequences, n);
+    int64_t length = w->seq.length;
+    if (pass != WHOLE) {
+        first = (index - piece_base(&r->sequences, n, (int)tokens, g->per_sequence)) * tokens;
+        if (first < 0 || (first > 0 && first >= length))
+            return false;
+        length -= first;
+        length = length > tokens ? tokens : length;
+    }
+    const bool last = first + length == w->seq.length;
+    w->seq.begin += first;
+    w->length = (int)length;
+    w->chunks = (w->length + CHUNK - 1) / CHUNK;
+    w->out = (uint16_t *)r->out.data + w->seq.batch * r->out.stride_b +
+             w->seq.begin * r->out.stride_t + w->h * r->out.stride_h;
+    w->from_identity = 0;
+    w->entry_is_f32 = w->exit_is_f32 = 1;
+    const int64_t image = (index * r->HV + w->h) * TILE_K * TILE_K;
+    if (slot < 0 || slot >= r->num_slots) {
+        if (pass != SUMMARIES)
+            clear_output(r, w);
+        return false;
+    }
+    if (pass == SUMMARIES) { /* the last segment's are not needed, nor what takes a zero state */
+        w->from_identity = blockIdx.x % 2;
+        w->entry = (const void *)0;
+        w->exit = (w->from_identity ? g->transition : g->entry) + image;
+        return !last && !(w->from_identity && first == 0 && !r->initial_state.data);
+    }
+    w->entry = g->entry + image;
+    if (pass == WHOLE) {
+        w->entry = state_image(&r->initial_state, slot, w->h);
+        w->entry_is_f32 = r->initial_state.is_f32;
+    }
+    w->exit = last ? state_image(&r->final_state, slot, w->h) : (void *)0;
+    w->exit_is_f32 = r->final_state.is_f32;
+    return true;
+}
+
+static __device__ __forceinline__ void forward(const struct fkda_forward_sm90_args *a,
+                                               struct shared *s, enum pass pass)
+{
+    struct head w;
+    if (!find_work(a, &w, pass))
+        return;
+    if (threadIdx.x < TILE_K) {
+        const float slope = load_gate(&a->prepare, FKDA_GATE_BOUNDED, w.h).slope;
+        const float *bias = a->prepare.dt_bias;
+        s->offset[threadIdx.x] =
+            bias ? slope * bias[w.h * a->prepare.dt_bias_stride_h + threadIdx.x] : 0.0f;
+    }
+    if (threadIdx.x == 0) {
+        s->head = w;
+        for (int i = 0; i < RING; i++) {
+            mbarrier_init(&s->raw_full[i], 1); /* the thread that starts the copies */
+            mbarrier_init(&s->full[i], 5);     /* 4 prepare warps, and the copy of v */
+            mbarrier_init(&s->solved[i], 1);   /* the prepare warp that made T */
+            mbarrier_init(&s->empty[i], 8);    /* the state warps */
+        }
+        mbarrier_init_fence();
+        for (int i = 0; i < RING && i < w.chunks; i++)
+            fetch_raw(a, s, i, pass);
+    }
+    /* what is above T's diagonal stays zero */
+    for (int i = threadIdx.x; i < (int)sizeof s->chunks[0].tb / 16; i += THREADS)
+#pragma unroll
+        for (int j = 0; j < RING; j++)
+            ((uint4 *)s->chunks[j].tb)[i] = make_uint4(0, 0, 0, 0);
+    for (int i = threadIdx.x; i < (int)sizeof s->workshops[0].t / 16; i += THREADS)
+#pragma unroll
+        for (int j = 0; j < PREPARERS; j++)
+            ((uint4 *)s->workshops[j].t)[i] = make_uint4(0, 0, 0, 0);
+    if (threadIdx.x < PREPARERS * CHUNK) {
+        float *const rest = &s->workshops[threadIdx.x / CHUNK].a[threadIdx.x % CHUNK][CHUNK];
+        *(float4 *)rest = *(float4 *)(rest + 4) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+    fence_proxy_async();
+    __syncthreads(); /* offsets, head, zeros and barriers are there */
+    if (threadIdx.x >= 2 * ROLE_THREADS) {
+        setmaxnreg_dec(PREPARE_REGISTERS);
+        prepare_chunks(a, s, pass);
+    } else {
+        setmaxnreg_inc(STATE_REGISTERS);
+        walk_state(a, s, pass);
+    }
+}
+
+#define DEFINE_FORWARD(name, pass)                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1)                        \
+        fkda_##name##_sm90(const __grid_constant__ struct fkda_forward_sm90_args a) \
+    {                                                                               \
+        extern __shared__ __align__(1024) char memory[];                            \
+        forward(&a, (struct shared *)memory, pass);                                 \
+    }
+
+DEFINE_FORWARD(forward, WHOLE)
+DEFINE_FORWARD(summaries, SUMMARIES)
+DEFINE_FORWARD(segments, SEGMENTS)

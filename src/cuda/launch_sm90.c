@@ -1,0 +1,170 @@
+/* launch_sm90.c: tensor maps and grid of the fused Hopper forward. In builds with 90a only. */
+#include <stdatomic.h>
+
+#include "cuda/cuda_launch.h"
+#include "cuda/forward_sm90.h"
+#include "cuda/launch_combine.h"
+#include "cuda/segment_plan.h"
+
+void fkda_forward_sm90(struct fkda_forward_sm90_args args);
+void fkda_summaries_sm90(struct fkda_forward_sm90_args args);
+void fkda_segments_sm90(struct fkda_forward_sm90_args args);
+
+enum { BOX_TOKENS = 32, BOX_CHANNELS = 64, ITEM_BYTES = 2 };
+
+/* One entry of the driver, which this library is not linked with. */
+typedef CUresult encode_function(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
+                                 const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
+                                 const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+static _Atomic(encode_function *) encoder;
+
+static cudaError_t find_encoder(void)
+{
+    void *entry = NULL;
+    enum cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry,
+                                                               12000, cudaEnableDefault, &result);
+#else
+    const cudaError_t error =
+        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &entry, cudaEnableDefault, &result);
+#endif
+    if (error != cudaSuccess)
+        return error;
+    if (result != cudaDriverEntryPointSuccess)
+        return cudaErrorNotSupported;
+    atomic_store_explicit(&encoder, (encode_function *)entry, memory_order_release);
+    return cudaSuccess;
+}
+
+static cudaError_t load(void)
+{
+    const void *const kernels[] = {(const void *)fkda_forward_sm90,
+                                   (const void *)fkda_summaries_sm90,
+                                   (const void *)fkda_segments_sm90};
+    cudaError_t error = find_encoder();
+    for (size_t i = 0; i < sizeof kernels / sizeof kernels[0] && error == cudaSuccess; i++)
+        error = cudaFuncSetAttribute(kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     FORWARD_SM90_SHARED_BYTES); /* brings the code, too */
+    return error;
+}
+
+cudaError_t fkda_cuda_load_sm90(int device)
+{
+    /* A bit for each device, as in launch_sm80.c. */
+    static _Atomic uint64_t loaded;
+    const uint64_t bit = device < 64 ? (uint64_t)1 << device : 0;
+    if (atomic_load_explicit(&loaded, memory_order_acquire) & bit)
+        return cudaSuccess;
+
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaError_t error = cudaThreadExchangeStreamCaptureMode(&mode);
+    if (error != cudaSuccess)
+        return error;
+    error = load();
+    const cudaError_t restored = cudaThreadExchangeStreamCaptureMode(&mode);
+    if (error == cudaSuccess)
+        error = restored;
+    if (error == cudaSuccess)
+        atomic_fetch_or_explicit(&loaded, bit, memory_order_release);
+    return error;
+}
+
+/* view: [B, T, heads, 128] bf16, rows 16-byte aligned. */
+static cudaError_t make_map(encode_function *encode, CUtensorMap *map,
+                            const struct fkda_cuda_view *view, int64_t heads, int64_t T, int64_t B)
+{
+    const cuuint64_t sizes[4] = {TILE_K, (cuuint64_t)heads, (cuuint64_t)T, (cuuint64_t)B};
+    const cuuint64_t strides[3] = {
+        /* a dimension of one has no stride that counts, and may come with any */
+        ITEM_BYTES * (cuuint64_t)(heads > 1 ? view->stride_h : TILE_K),
+        ITEM_BYTES * (cuuint64_t)(T > 1 ? view->stride_t : TILE_K),
+        ITEM_BYTES * (cuuint64_t)(B > 1 ? view->stride_b : TILE_K),
+    };
+    const cuuint32_t box[4] = {BOX_CHANNELS, 1, BOX_TOKENS, 1}, steps[4] = {1, 1, 1, 1};
+    const CUresult result =
+        encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, (void *)(uintptr_t)view->data, sizes,
+               strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+static cudaError_t make_maps(struct fkda_forward_sm90_args *args)
+{
+    const struct fkda_prepare_args *p = &args->prepare;
+    const int64_t HV = p->HV, H = HV / p->heads_per_key, T = p->sequences.T;
+    const int64_t B = p->sequences.cu_seqlens.data ? 1 : p->sequences.N;
+    encode_function *const encode = atomic_load_explicit(&encoder, memory_order_acquire);
+    if (T == 0) /* every sequence is empty, and nobody reads the maps */
+        return cudaSuccess;
+    cudaError_t error = make_map(encode, &args->q, &p->q, H, T, B);
+    if (error == cudaSuccess)
+        error = make_map(encode, &args->k, &p->k, H, T, B);
+    if (error == cudaSuccess)
+        error = make_map(encode, &args->v, &args->recurrence.v, HV, T, B);
+    if (error == cudaSuccess)
+        error = make_map(encode, &args->g, &p->g, HV, T, B);
+    return error;
+}
+
+static cudaError_t launch(const void *kernel, int64_t blocks, struct fkda_forward_sm90_args *args,
+                          cudaStream_t stream)
+{
+    void *params[] = {args};
+    const dim3 grid = {(unsigned)blocks, 1, 1}, block = {FORWARD_SM90_THREADS, 1, 1};
+    return cudaLaunchKernel(kernel, grid, block, params, FORWARD_SM90_SHARED_BYTES, stream);
+}
+
+static cudaError_t combine(const struct fkda_recurrence_args *r,
+                           const struct fkda_segments *segments, int device, cudaStream_t stream)
+{
+    int num_sms = 0;
+    cudaError_t error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
+    const struct fkda_combine_args args = {
+        .transition = segments->transition,
+        .entry = segments->entry,
+        .sequences = r->sequences,
+        .initial_state = r->initial_state,
+        .state_indices = r->state_indices,
+        .num_slots = r->num_slots,
+        .segment_tokens = (int64_t)SEGMENT_CHUNK_TOKENS * segments->chunks,
+        .segments_per_sequence = segments->per_sequence,
+        .HV = r->HV,
+        .rows = fkda_cuda_choose_combine_rows((int64_t)r->sequences.N * r->HV, num_sms),
+    };
+    if (error == cudaSuccess)
+        error = fkda_cuda_load_combine(&args, device);
+    if (error == cudaSuccess)
+        error = fkda_cuda_launch_combine(&args, stream);
+    return error;
+}
+
+cudaError_t fkda_cuda_launch_sm90(const struct fkda_prepare_args *prepare,
+                                  const struct fkda_recurrence_args *recurrence,
+                                  const struct fkda_segments *segments, int device,
+                                  cudaStream_t stream)
+{
+    struct fkda_forward_sm90_args args = {
+        .prepare = *prepare, .recurrence = *recurrence, .segments = *segments};
+    const int64_t chains = (int64_t)recurrence->sequences.N * recurrence->HV;
+    const int64_t pieces = segments->slots * recurrence->HV;
+    cudaError_t error = make_maps(&args);
+    if (error !=
+        cudaSuccess) { /* a thread's first call has no context yet, which the driver wants */
+        error = cudaSetDevice(device);
+        if (error == cudaSuccess)
+            error = make_maps(&args);
+    }
+    if (error != cudaSuccess)
+        return error;
+    if (segments->chunks == 0)
+        return launch((const void *)fkda_forward_sm90, chains, &args, stream);
+    error = launch((const void *)fkda_summaries_sm90, 2 * pieces, &args, stream);
+    if (error == cudaSuccess)
+        error = combine(recurrence, segments, device, stream);
+    if (error == cudaSuccess)
+        error = launch((const void *)fkda_segments_sm90, pieces, &args, stream);
+    return error;
+}

@@ -1,0 +1,64 @@
+/* segment_plan.h: how a forward with fewer chains than SMs is split along its sequences. Plain C
+ * without the CUDA runtime.
+ *
+ *     pass 1    every segment but a sequence's last: its transition M and what it adds, B
+ *     combine   the entry state of every segment (combine_args.h)
+ *     pass 2    every segment from its entry state
+ *
+ * A choice depends on the sizes of the call and on the device alone, never on device memory, so
+ * that a call gives the same bits whatever its sequences hold.
+ */
+#ifndef FKDA_CUDA_SEGMENT_PLAN_H
+#define FKDA_CUDA_SEGMENT_PLAN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cuda/segments.h"
+
+enum { SEGMENT_CHUNK_TOKENS = 32, SEGMENT_UNIT_CHUNKS = 4 /* a segment is a multiple of it */ };
+
+/* Times of one block on an SM of its own, in microseconds. */
+struct fkda_segment_costs {
+    double chunk_us;    /* 32 tokens in pass 2, and in a forward that is not split */
+    double start_us;    /* until its first chunk */
+    double pass1_share; /* the same in pass 1, as a share */
+    double combine_us;  /* one segment in the combine step */
+    double launch_us;   /* one more kernel */
+    double worthwhile;  /* split only below this share of the time of no split */
+};
+
+/* What an H200 takes. */
+extern const struct fkda_segment_costs fkda_segment_costs_sm90;
+
+/* Chunks in a segment, a multiple of SEGMENT_UNIT_CHUNKS; 0: do not split. T: tokens of all N
+ * sequences together, which are taken to be of the same length. */
+int fkda_cuda_choose_segment(int64_t T, int64_t N, int64_t HV, int num_sms,
+                             const struct fkda_segment_costs *costs);
+
+/* Predicted time of a call that is cut into segments of so many chunks; 0: not split. */
+double fkda_cuda_predict_segments_us(int64_t T, int64_t N, int64_t HV, int num_sms,
+                                     int64_t segment_chunks,
+                                     const struct fkda_segment_costs *costs);
+
+/* Predicted time of the two portable kernels, for comparison. */
+double fkda_cuda_predict_sm80_us(int64_t T, int64_t N, int64_t HV, int num_sms);
+
+/* Slots and layout for segments of so many chunks, 0 for none; T as for segment_slots. */
+struct fkda_segments fkda_cuda_plan_segments(int64_t T, int64_t N, int varlen, int32_t chunks);
+
+/* Bytes of both arrays, and where they begin in a workspace of at least so many (256-byte aligned
+ * inside it). */
+size_t fkda_cuda_segment_bytes(const struct fkda_segments *segments, int64_t HV);
+void fkda_cuda_place_segments(struct fkda_segments *segments, int64_t HV, void *workspace);
+
+/* Segments of a sequence: at least 1. */
+int64_t fkda_cuda_segments_of(int64_t tokens, int64_t segment_tokens);
+
+/* Slots of the arrays `transition` and `entry`. T: dense, tokens of a sequence; varlen, of all. */
+int64_t fkda_cuda_segment_slots(int64_t T, int64_t N, int varlen, int64_t segment_tokens);
+
+/* Value channels that a block of the combine step carries. */
+int fkda_cuda_choose_combine_rows(int64_t chains, int num_sms);
+
+#endif

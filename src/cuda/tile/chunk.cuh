@@ -1,0 +1,144 @@
+/* chunk.cuh: what the fused Hopper forward keeps in shared memory, and how it is addressed.
+ *
+ * A chunk has 32 tokens, two tiles of 16. Rows of 64 channels (128 bytes) have their 16-byte pieces
+ * permuted, as the copy engine writes and wgmma reads them.
+ */
+#ifndef FKDA_TILE_CHUNK_CUH
+#define FKDA_TILE_CHUNK_CUH
+
+#include "cuda/forward_sm90.h"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/wgmma.cuh"
+#include "cuda/tile/prepare_steps.cuh"
+
+enum {
+    CHUNK = 32,
+    HALF_K = 64, /* channels in a row of 128 bytes */
+    ROLE_THREADS = 128,
+    THREADS = FORWARD_SM90_THREADS,
+    PREPARERS = 2,
+    RESCALE_CHUNKS = 4,
+    NARROW_LOG2 = 10,
+    HEADROOM = 3, /* log2 of how much larger values may become before f changes between them */
+    RING = 3,     /* of raw stages and of chunks: chunk c is in place c % RING of both */
+    A_PITCH = 40, /* pitches that keep the solve warp's accesses free of bank conflicts */
+    T_PITCH = 24
+};
+/* 256 (168 + 88) = 65536, all there are */
+#define STATE_REGISTERS   168
+#define PREPARE_REGISTERS 88
+
+/* Raw q, k, g of a chunk as the copy engine brings them: rows of 64 channels, whose 16-byte pieces
+ * are permuted (swizzled()). The factors of A and P take their place: k 2^G, q 2^G, k 2^-G. */
+struct raw {
+    char kq[2][2 * CHUNK][128]; /* [half of K][k rows, then q rows] */
+    char g[2][CHUNK][128];
+};
+
+/* What the state warpgroups read of a chunk, as wgmma wants it. */
+struct chunk {
+    char kq[2][2 * CHUNK][128]; /* [half of K][Kd rows, then Qd rows] fp16, swizzled */
+    char kr[2][2][CHUNK][128];  /* [Kr, its rest][half of K] fp16, swizzled */
+    char p[2048];               /* P: fp16, see corner() */
+    float decay[TILE_K];        /* 2^(G_C - G_0) */
+    char tb[2048];              /* T b, as P */
+    char unused[512];
+    char v[2][CHUNK][128]; /* [half of V] bf16, swizzled; out takes its place */
+};
+static_assert(sizeof(struct raw) % 1024 == 0 && sizeof(struct chunk) % 1024 == 0,
+              "the pattern of swizzled rows starts at multiples of 1024 bytes");
+
+/* What a prepare warpgroup works in. */
+struct workshop {
+    float totals[4][TILE_K];  /* gates of 8 tokens each, log2 */
+    float inverse[2 * CHUNK]; /* 1 / |k|, then 1 / |q| */
+    /* for the warp that solves, while the others begin the next chunk */
+    float a[CHUNK][A_PITCH];    /* A / b; then 16 fp16: see t_rest() */
+    uint16_t t[CHUNK][T_PITCH]; /* T's diagonal tiles, one below the other, fp16 */
+    float beta[CHUNK];
+};
+
+/* What a launch does; a literal in each kernel. */
+enum pass {
+    WHOLE,     /* sequences from their initial to their final states */
+    SUMMARIES, /* segments from zero with their v, and from the identity without: no q, no output */
+    SEGMENTS   /* segments from the states that enter them */
+};
+
+/* What the block works on: a sequence or a segment of one, and a head. */
+struct head {
+    struct sequence seq;
+    uint16_t *out;
+    const void *entry; /* state image; NULL: see from_identity */
+    void *exit;        /* NULL: not wanted */
+    int h, length, chunks;
+    int entry_is_f32, exit_is_f32;
+    int from_identity; /* the state starts as 1, and v counts as 0 */
+};
+
+struct shared {
+    struct raw raw[RING];
+    struct chunk chunks[RING];
+    struct workshop workshops[PREPARERS];
+    float offset[TILE_K]; /* slope * dt_bias */
+    struct head head;
+    uint64_t raw_full[RING], full[RING], solved[RING], empty[RING];
+};
+static_assert(sizeof(struct shared) <= FORWARD_SM90_SHARED_BYTES, "the host asks for this much");
+
+/* Byte offset of the 16-byte piece c of a row of 128 bytes. */
+static __device__ __forceinline__ int swizzled(int row, int c)
+{
+    return 128 * row + 16 * (c ^ row % 8);
+}
+
+/* Byte offset of element (row, column) of a 32 x 32 right operand: tiles of 8 x 8, 128 bytes each.
+ */
+static __device__ __forceinline__ int corner(int row, int column)
+{
+    return 512 * (row / 8) + 128 * (column / 8) + 16 * (row % 8) + 2 * (column % 8);
+}
+
+static __device__ __forceinline__ int tokens_of_chunk(int length, int chunk)
+{
+    return min((int)CHUNK, length - chunk * CHUNK);
+}
+
+/* x, of which the compiler knows nothing: what follows from it is computed where it is used, not
+ * kept in registers around the loop. */
+static __device__ __forceinline__ int rederive(int x)
+{
+    int y;
+    asm volatile("mov.b32 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
+/* Four channels of one row, bf16. */
+static __device__ __forceinline__ void unpack(float x[4], uint2 raw)
+{
+    x[0] = bf16_low(raw.x);
+    x[1] = bf16_high(raw.x);
+    x[2] = bf16_low(raw.y);
+    x[3] = bf16_high(raw.y);
+}
+
+static __device__ __forceinline__ uint2 pack_bf16(const float x[4])
+{
+    return make_uint2(cvt_rn_bf16x2(x[0], x[1]), cvt_rn_bf16x2(x[2], x[3]));
+}
+
+static __device__ __forceinline__ uint2 pack_f16(const float x[4])
+{
+    return make_uint2(cvt_rn_f16x2(x[0], x[1]), cvt_rn_f16x2(x[2], x[3]));
+}
+
+static __device__ __forceinline__ void load4(float x[4], const float *from)
+{
+    const float4 y = *(const float4 *)from;
+    x[0] = y.x;
+    x[1] = y.y;
+    x[2] = y.z;
+    x[3] = y.w;
+}
+
+#endif

@@ -1,0 +1,228 @@
+/* chunk_factors.cuh: from raw q, k, g of a chunk to its factors and to A and P, by a warpgroup.
+ *
+ * In the elementwise steps warp w has tokens 8 w .. 8 w + 7 and lane l channels 4 l .. 4 l + 3.
+ */
+#ifndef FKDA_TILE_CHUNK_FACTORS_CUH
+#define FKDA_TILE_CHUNK_FACTORS_CUH
+
+#include "cuda/tile/chunk.cuh"
+
+/* Raw rows past the end of the sequence become zero. The warpgroup's threads share them. */
+static __device__ __forceinline__ void clear_tail(struct raw *raw, int count, int thread)
+{
+    for (int i = thread; i < (CHUNK - count) * 48; i += ROLE_THREADS) {
+        const int row = count + i / 48, part = i / 8 % 6, at = 16 * (i % 8);
+        char *rows = part < 4 ? raw->kq[part / 2][part % 2 * CHUNK] : raw->g[part - 4][0];
+        *(uint4 *)(rows + 128 * row + at) = make_uint4(0, 0, 0, 0);
+    }
+}
+
+/* Starts the rows' products with themselves. */
+static __device__ __forceinline__ void start_norms(float d[32], const struct raw *raw)
+{
+    const uint64_t rows = wgmma_descriptor(shared_address(raw->kq), 0, 1024, WGMMA_SWIZZLE_128);
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) { /* descriptors count in 16 bytes */
+        const uint64_t at = rows + 512 * (step / 4) + 2 * (step % 4);
+        wgmma_m64n64k16_bf16(d, at, at, step > 0);
+    }
+    wgmma_commit();
+}
+
+/* 1 / |row| of the warp's 16 rows of k and q: the diagonal of those products. */
+static __device__ __forceinline__ void finish_norms(float inverse[2 * CHUNK], const float d[32],
+                                                    int warp, int lane)
+{
+    const int g = lane / 4;
+    float x[2][2]; /* [row g, row g + 8][even, odd column] of the warp's own blocks */
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int j = 6 * r + i;
+            x[r][i] = warp < 2 ? warp == 0 ? d[j] : d[8 + j] : warp == 2 ? d[16 + j] : d[24 + j];
+        }
+    if (lane % 4 == g / 2) {
+        inverse[16 * warp + g] = rsqrt_approx((g % 2 ? x[0][1] : x[0][0]) + 1e-6f);
+        inverse[16 * warp + g + 8] = rsqrt_approx((g % 2 ? x[1][1] : x[1][0]) + 1e-6f);
+    }
+}
+
+/* Gates of the warp's 8 tokens and the lane's 4 channels, summed away from the chunk's middle: in
+ * the warps before it G of token i, less those of the warps between, is -(sum of i + 1 .. 7), else
+ * the sum of 0 .. i. Returns the sum of all 8. */
+static __device__ __forceinline__ void sum_gates(float G[8][4], float total[4],
+                                                 const struct shared *s, const char *rows,
+                                                 int piece, float slope, float bound, int count,
+                                                 int warp, int lane)
+{
+    const float4 offset = *(const float4 *)&s->offset[4 * lane];
+    const float o[4] = {offset.x, offset.y, offset.z, offset.w};
+#pragma unroll
+    for (int d = 0; d < 4; d++)
+        total[d] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        float raw[4];
+        unpack(raw, *(const uint2 *)(rows + (piece ^ 16 * i) + 128 * i));
+        const float scale = 8 * warp + i < count ? bound : 0.0f; /* no gate past the end */
+#pragma unroll
+        for (int d = 0; d < 4; d++) {
+            total[d] += scale * rcp_approx(1.0f + ex2_approx(slope * raw[d] + o[d]));
+            G[i][d] = total[d];
+        }
+    }
+}
+
+/* The lane's 4 channels of the warp's 8 tokens: raw rows become the factors of A and P, fp16 if
+ * `narrow`, else bf16; Kd, Qd, Kr go to the chunk. before: 2^(M - G_0); after: 2^(G_C - M).
+ * `narrow` is a literal. */
+static __device__ __forceinline__ void make_rows(struct raw *raw, struct chunk *out,
+                                                 const struct workshop *shop, const float G[8][4],
+                                                 const float before[4], const float after[4],
+                                                 int thread, int narrow, enum pass pass)
+{
+    const int warp = thread / 32, lane = thread % 32;
+    const float *const inverse = shop->inverse + 8 * warp;
+    const bool with_q = pass != SUMMARIES;
+    const int half = lane / 16, piece = 16 * (lane % 16 / 2) + 8 * (lane % 2);
+    char *const raw_k = raw->kq[half][8 * warp], *const raw_g = raw->g[half][8 * warp];
+    char *const chunk_k = out->kq[half][8 * warp], *const chunk_r = out->kr[0][half][8 * warp];
+    /* loads stay one token ahead of the stores, past which the compiler does not move them */
+    uint2 next_k = *(const uint2 *)(raw_k + piece);
+    uint2 next_q = make_uint2(0, 0);
+    if (with_q)
+        next_q = *(const uint2 *)(raw_k + piece + 128 * CHUNK);
+    float next_inverse_k = inverse[0], next_inverse_q = inverse[CHUNK];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const int at = (piece ^ 16 * i) + 128 * i;
+        const float inverse_k = next_inverse_k, inverse_q = next_inverse_q;
+        float k[4], q[4], kd[4], qd[4], ki[4], rest[4];
+        unpack(k, next_k);
+        unpack(q, next_q);
+        if (i < 7) {
+            const int next = (piece ^ 16 * (i + 1)) + 128 * (i + 1);
+            next_k = *(const uint2 *)(raw_k + next);
+            if (with_q)
+                next_q = *(const uint2 *)(raw_k + next + 128 * CHUNK);
+            next_inverse_k = inverse[i + 1];
+            next_inverse_q = inverse[CHUNK + i + 1];
+        }
+#pragma unroll
+        for (int d = 0; d < 4; d++) {
+            const float up = ex2_approx(G[i][d]), down = ex2_approx(-G[i][d]);
+            k[d] *= inverse_k;
+            kd[d] = k[d] * up;
+            ki[d] = k[d] * down;
+            qd[d] = q[d] * inverse_q * up;
+        }
+        *(uint2 *)(raw_k + at) = narrow ? pack_f16(kd) : pack_bf16(kd);
+        if (with_q)
+            *(uint2 *)(raw_k + at + 128 * CHUNK) = narrow ? pack_f16(qd) : pack_bf16(qd);
+        *(uint2 *)(raw_g + at) = narrow ? pack_f16(ki) : pack_bf16(ki);
+#pragma unroll
+        for (int d = 0; d < 4; d++) {
+            kd[d] *= before[d];
+            qd[d] *= before[d];
+            ki[d] *= after[d];
+            const float high = __uint_as_float(__float_as_uint(ki[d]) & 0xffffe000u);
+            rest[d] = ki[d] - high;
+            ki[d] = high;
+        }
+        *(uint2 *)(chunk_k + at) = pack_f16(kd);
+        if (with_q)
+            *(uint2 *)(chunk_k + at + 128 * CHUNK) = pack_f16(qd);
+        *(uint2 *)(chunk_r + at) = pack_f16(ki);
+        *(uint2 *)(chunk_r + at + sizeof out->kr[0]) = pack_f16(rest);
+    }
+}
+
+/* All factors of a chunk and its decay. Returns whether those of A and P are fp16, which is more
+ * accurate and holds where no channel decays by more than 2^-NARROW_LOG2 in either tile. */
+static __device__ __forceinline__ int make_factors(struct raw *raw, struct chunk *out,
+                                                   const struct workshop *shop, float G[8][4],
+                                                   int thread, int normed, enum pass pass)
+{
+    const int warp = thread / 32, lane = thread % 32;
+    float before[4], after[4], least = 0.0f;
+    {
+        float total[4][4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            load4(total[i], &shop->totals[i][4 * lane]);
+#pragma unroll
+        for (int d = 0; d < 4; d++) {
+            /* G of the warps between this one and M */
+            const float shift = warp == 0   ? -total[0][d] - total[1][d]
+                                : warp == 1 ? -total[1][d]
+                                : warp == 2 ? 0.0f
+                                            : total[2][d];
+            const float to_middle = total[0][d] + total[1][d], past = total[2][d] + total[3][d];
+            least = fminf(least, fminf(to_middle, past));
+            before[d] = ex2_approx(to_middle);
+            after[d] = ex2_approx(past);
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                G[i][d] += shift;
+        }
+    }
+    if (warp == 0)
+        *(float4 *)&out->decay[4 * lane] = make_float4(before[0] * after[0], before[1] * after[1],
+                                                       before[2] * after[2], before[3] * after[3]);
+    const int narrow = normed && __all_sync(~0u, least >= -NARROW_LOG2);
+    if (narrow)
+        make_rows(raw, out, shop, G, before, after, rederive(thread), 1, pass);
+    else
+        make_rows(raw, out, shop, G, before, after, rederive(thread), 0, pass);
+    return narrow;
+}
+
+/* Starts A and P, whose factors are fp16 if `narrow`, a literal, else bf16. */
+static __device__ __forceinline__ void start_products(float d[16], const struct raw *raw,
+                                                      int narrow)
+{
+    const uint64_t left = wgmma_descriptor(shared_address(raw->kq), 0, 1024, WGMMA_SWIZZLE_128);
+    const uint64_t right = wgmma_descriptor(shared_address(raw->g), 0, 1024, WGMMA_SWIZZLE_128);
+    wgmma_pin_f32(d, 16);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) { /* descriptors count in 16 bytes */
+        const uint64_t x = left + 512 * (step / 4) + 2 * (step % 4);
+        const uint64_t y = right + 256 * (step / 4) + 2 * (step % 4);
+        if (narrow)
+            wgmma_m64n32k16_f16(d, x, y, step > 0);
+        else
+            wgmma_m64n32k16_bf16(d, x, y, step > 0);
+    }
+    wgmma_commit();
+}
+
+/* Accumulators of [Kd; Qd] Ki': warps 0, 1 hold A's rows, warps 2, 3 P's. */
+static __device__ __forceinline__ void store_products(const float d[16], struct workshop *shop,
+                                                      struct chunk *out, int warp, int lane,
+                                                      enum pass pass)
+{
+    const int g = lane / 4, t = lane % 4, row = 16 * (warp % 2) + g;
+    if (warp < 2) {
+        float *const to = &shop->a[row][2 * t];
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                *(float2 *)(to + 8 * A_PITCH * r + 8 * j) =
+                    make_float2(d[4 * j + 2 * r], d[4 * j + 2 * r + 1]);
+    } else if (pass != SUMMARIES) {
+        char *const to = out->p + corner(row, 2 * t);
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const int past = row + 8 * r - 8 * j - 2 * t; /* row less column */
+                *(uint32_t *)(to + corner(8 * r, 8 * j)) = cvt_rn_f16x2(
+                    past >= 0 ? d[4 * j + 2 * r] : 0.0f, past >= 1 ? d[4 * j + 2 * r + 1] : 0.0f);
+            }
+    }
+}
+
+#endif

@@ -1,0 +1,172 @@
+"""Which kernels a call gets when nobody chooses, and when one does; why not others.
+
+on_gpu.reason_against_sm90 says once more, in Python, what path sm90 takes; every test of the other
+files that asks for path sm90 holds the library against it.
+"""
+
+import pytest
+import torch
+from inputs import BF16, F32, make, same_bits, shared
+from on_gpu import ERRORS, check, moved, on_cpu, reason_against_sm90, run
+
+import flash_kda
+
+
+def multiprocessors():
+    return torch.cuda.get_device_properties(0).multi_processor_count
+
+
+@pytest.fixture
+def hopper():
+    """A device and a build that have path sm90."""
+    found = flash_kda.info()
+    if found["cuda_path"] != "sm90":
+        pytest.skip(f"no kernels of path sm90: {found['cuda_note']}")
+
+
+def last():
+    report = flash_kda.last_report()
+    return report["kernel"], report["note"]
+
+
+def test_info_names_the_path_of_the_device(monkeypatch):
+    found = flash_kda.info()
+    has_kernels = "90a" in {name.removesuffix("+ptx") for name in found["cuda_archs"]}
+    if torch.cuda.get_device_capability() == (9, 0) and has_kernels:
+        assert (found["cuda_path"], found["cuda_note"]) == ("sm90", "")
+    else:
+        assert found["cuda_path"] == "sm80" and found["cuda_note"]
+    monkeypatch.setenv("FLASH_KDA_CUDA_PATH", "sm80")
+    found = flash_kda.info()
+    assert (found["cuda_path"], found["cuda_note"]) == ("sm80", "FLASH_KDA_CUDA_PATH: sm80")
+
+
+@pytest.mark.parametrize(
+    "T, H, kernel",
+    [(40, 1, "forward"), (512, 32, None), (1000, 2, "summaries+combine+segments")],
+)
+def test_the_faster_path_is_taken(hopper, T, H, kernel):
+    """As the cost model has it for 132 multiprocessors."""
+    call = make(T, H, initial=F32)
+    run(call)
+    found, note = last()
+    check(call, cut=slice(0, 32))
+    if multiprocessors() != 132:
+        pytest.skip(f"{multiprocessors()} multiprocessors")
+    if kernel:
+        assert (found, note) == (f"cuda/sm90/{kernel}_bounded", "")
+    else:
+        assert found.startswith("cuda/sm80/")
+        assert note == f"sm90 is the slower path for {T} tokens, 1 sequences of {H} value heads"
+
+
+def test_a_path_of_ones_own_choice(hopper, monkeypatch):
+    """Whatever the number of chains; another path is another result, each right."""
+    for chains in (1, 2 * multiprocessors()):
+        call = make(70, 1, B=chains, initial=F32)
+        results = {}
+        for path in ("sm80", "sm90"):
+            monkeypatch.setenv("FLASH_KDA_CUDA_PATH", path)
+            run(call)
+            note = "FLASH_KDA_CUDA_PATH: sm80" if path == "sm80" else ""
+            assert last()[0].startswith(f"cuda/{path}/") and last()[1] == note
+            results[path] = check(call)
+        assert not same_bits(results["sm80"].out, results["sm90"].out)
+        monkeypatch.setenv("FLASH_KDA_CUDA_PATH", "auto")
+        got = on_cpu(run(call))
+        chosen = last()[0].split("/")[1]
+        assert same_bits(got.final, results[chosen].final)
+
+
+def test_sm90_needs_no_workspace(hopper, monkeypatch):
+    call = moved(make(300, 2, initial=F32))
+    monkeypatch.setenv("FLASH_KDA_CUDA_PATH", "sm80")
+    run(call)
+    needed = flash_kda.last_report()["workspace_bytes"]
+    assert 0 < needed <= flash_kda.get_workspace_size(300, 2)
+    monkeypatch.setenv("FLASH_KDA_CUDA_PATH", "sm90")
+    first = run(call)
+    assert flash_kda.last_report()["workspace_bytes"] == 0
+    tiny = torch.zeros(1, dtype=torch.uint8, device=call.q.device)
+    assert same_bits(run(call.but(options={"workspace": tiny})).out, first.out)
+
+
+def shifted(x):
+    """The same values, 8 bytes further."""
+    store = torch.zeros(x.numel() + 4, dtype=x.dtype, device=x.device)
+    return store[4:].view(x.shape).copy_(x)
+
+
+def gapped(x):
+    """The same values, a head's rows 132 elements apart."""
+    store = torch.zeros(*x.shape[:3], 132, dtype=x.dtype, device=x.device)
+    return store[..., :128].copy_(x)
+
+
+CHAINS = 300
+UNFIT = {
+    "softplus": (dict(lower_bound=None), {}),
+    "activated": (dict(use_gate_in_kernel=False, lower_bound=None), {}),
+    "V 64": (dict(V=64), {}),
+    "fp32 gate": ({}, {"g": lambda g: g.float()}),
+    **{f"{n} shifted": ({}, {n: shifted}) for n in "qkvg"},
+    **{f"{n} gapped": ({}, {n: gapped}) for n in "qkvg"},
+    **{f"one {n} for all": ({}, {n: lambda x: x[:, :1].expand(x.shape)}) for n in "qkvg"},
+}
+
+
+@pytest.mark.parametrize("kind", UNFIT)
+def test_what_sm90_does_not_take_goes_to_sm80(hopper, kind, monkeypatch):
+    sizes, changes = UNFIT[kind]
+    call = make(20, 2, B=CHAINS, initial=F32, **sizes)
+    if kind == "activated":
+        call = call.but(A_log=None, dt_bias=None, g=-call.g.abs())
+    call = moved(call)
+    call = call.but(**{name: change(getattr(call, name)) for name, change in changes.items()})
+    reason = reason_against_sm90(call)
+    assert reason
+    got = on_cpu(run(call))
+    kernel, note = last()
+    assert kernel.startswith("cuda/sm80/") and note.startswith(reason)
+    monkeypatch.setenv("FLASH_KDA_CUDA_PATH", "sm80")
+    assert same_bits(on_cpu(run(call)).out, got.out)
+    monkeypatch.setenv("FLASH_KDA_CUDA_PATH", "sm90")
+    with pytest.raises(NotImplementedError, match="FLASH_KDA_CUDA_PATH: sm90: " + reason):
+        forced(call)
+
+
+def forced(call):
+    """Not on_gpu.run, which would skip the test."""
+    out = torch.empty(call.v.shape, dtype=BF16, device=call.q.device)
+    flash_kda.fwd(
+        *(call.q, call.k, call.v, call.g, call.beta, call.scale, out),
+        *(call.A_log, call.dt_bias, call.lower_bound),
+        **call.options,
+    )
+
+
+def test_a_strided_out_goes_to_sm80(hopper, monkeypatch):
+    call = moved(make(20, 2, B=CHAINS))
+    monkeypatch.setenv("FLASH_KDA_CUDA_PATH", "sm90")
+    plain = run(call)
+    monkeypatch.delenv("FLASH_KDA_CUDA_PATH")
+    out = gapped(torch.zeros_like(plain.out))
+    run(call, out=out)
+    assert last()[0].startswith("cuda/sm80/") and last()[1].startswith("out: stride")
+
+
+def test_checkpoints_go_to_sm80(hopper):
+    call = moved(make(32, 1, B=CHAINS, initial=F32))
+    call.options["checkpoint_offsets"] = torch.full((CHAINS,), 16, device=call.q.device)
+    run(call, checkpoints=CHAINS)
+    assert last()[0].startswith("cuda/sm80/")
+    assert last()[1] == f"checkpoint_state: {CHAINS} checkpoints, wanted none"
+
+
+def test_a_wrong_path_is_named_and_nothing_is_written(monkeypatch):
+    monkeypatch.setenv("FLASH_KDA_CUDA_PATH", "hopper")
+    call = shared(20, 2)
+    with pytest.raises(ERRORS, match="'hopper', wanted auto, sm80 or sm90"):
+        run(call)
+    monkeypatch.delenv("FLASH_KDA_CUDA_PATH")
+    check(call)
