@@ -152,7 +152,7 @@ def check(kernels: list[Kernel], budget: dict, archs: set[str]) -> list[str]:
             continue
         if kernel.arch not in allowed.get("archs", [kernel.arch]):
             wrong.append(f"{where}: wanted for {', '.join(allowed['archs'])} only")
-        for key in ("registers", "shared_bytes", "code_bytes"):
+        for key in {"registers", "shared_bytes", "code_bytes"} & allowed.keys():
             if (value := getattr(kernel, key)) > allowed[key]:
                 wrong.append(f"{where}: {key} {value}, wanted at most {allowed[key]}")
         if kernel.registers < allowed.get("least_registers", 0):

@@ -62,6 +62,14 @@ def test_a_kernel_for_one_architecture():
     ]
 
 
+def test_registers_that_setmaxnreg_needs():
+    budget = {"kernels": {"walk": {"registers": 128, "least_registers": 128}}}
+    assert kernel_resources.check([kernel(registers=128)], budget, {"90a"}) == []
+    assert kernel_resources.check([kernel(registers=120)], budget, {"90a"}) == [
+        "walk for 90a: registers 120, wanted 128, all of which setmaxnreg shares out anew"
+    ]
+
+
 @pytest.mark.parametrize(
     "name, contents, says",
     [
