@@ -7,8 +7,8 @@
 #define MOST_SEGMENTS 256
 
 const struct fkda_segment_costs fkda_segment_costs_sm90 = {
-    .chunk_us = 3.1,
-    .start_us = 5.0,
+    .chunk_us = 2.8,
+    .start_us = 7.0,
     .pass1_share = 1.0,
     .combine_us = 2.4,
     .launch_us = 3.0,
