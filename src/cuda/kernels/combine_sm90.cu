@@ -14,7 +14,7 @@
  * Any GPU from sm_80 on; launched by launch_combine.c. Trusts every size in combine_args.h.
  */
 #include "cuda/combine_args.h"
-#include "cuda/ptx/global_load.cuh"
+#include "cuda/ptx/global_access.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/tf32.cuh"
 #include "cuda/tile/bf16.cuh"

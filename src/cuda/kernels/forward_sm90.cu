@@ -133,7 +133,7 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
             await_raw(s, next, barrier, thread);
         wgmma_pin_f32(norms, 32);
         wgmma_fence();
-        /* also where nobody wants them: a product under a condition would wait for the one before */
+        /* also where nobody wants them: under a condition they would wait for A and P */
         start_norms(norms, &s->raw[(more ? next : chunk) % RING]);
         wgmma_wait(1);
         wgmma_pin_f32(d, 16);

@@ -1,5 +1,5 @@
-/* global_access.cuh: accesses to global memory that pass by the L1 cache, for data that is read
- * once and written once. Volatile, so that they are issued in the order of the code. */
+/* global_access.cuh: accesses to global memory with a word on the caches, for data that is read once
+ * and written once. Volatile, so that they are issued in the order of the code. */
 #ifndef FKDA_PTX_GLOBAL_ACCESS_CUH
 #define FKDA_PTX_GLOBAL_ACCESS_CUH
 
@@ -31,6 +31,23 @@ static __device__ __forceinline__ void st_global_u32x4(void *p, uint4 x)
     asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(x.x), "r"(x.y), "r"(x.z),
                  "r"(x.w)
                  : "memory");
+}
+
+/* Memory that nobody writes while the kernel runs, read once by this SM. Volatile: it is issued
+ * where it stands, long before its first use. */
+static __device__ __forceinline__ float2 load_once_f32x2(const float *from)
+{
+    float2 x;
+    asm volatile("ld.global.nc.L1::no_allocate.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(x.x), "=f"(x.y)
+                 : "l"(from));
+    return x;
+}
+
+/* Asks for the cache line of an address to be brought to L2. */
+static __device__ __forceinline__ void prefetch_l2(const void *from)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
 
 #endif
