@@ -1,5 +1,5 @@
-/* global_access.cuh: accesses to global memory with a word on the caches, for data that is read once
- * and written once. Volatile, so that they are issued in the order of the code. */
+/* global_access.cuh: accesses to global memory with a word on the caches, for data that is read
+ * once and written once. Volatile, so that they are issued in the order of the code. */
 #ifndef FKDA_PTX_GLOBAL_ACCESS_CUH
 #define FKDA_PTX_GLOBAL_ACCESS_CUH
 
