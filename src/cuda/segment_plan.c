@@ -67,13 +67,20 @@ int fkda_cuda_choose_segment(int64_t T, int64_t N, int64_t HV, int num_sms,
     if (T <= 0 || N <= 0 || HV <= 0 || N > num_sms / HV)
         return 0; /* every SM has a chain: a second pass can only cost */
     const int64_t chunks = chunks_of_sequence(T, N);
+    /* all SMs busy with one pass, of which each split makes nearly three */
+    const double pass_us = costs->chunk_us * (double)(chunks * N * HV) / num_sms;
     double best_us = costs->worthwhile * fkda_cuda_predict_segments_us(T, N, HV, num_sms, 0, costs);
-    int64_t best = 0;
-    for (int64_t segments = 2; segments <= MOST_SEGMENTS; segments++) {
+    int64_t best = 0, before = chunks;
+    for (int64_t wanted = 2; wanted <= MOST_SEGMENTS && before > SEGMENT_UNIT_CHUNKS; wanted++) {
         const int64_t length =
-            divide_up(divide_up(chunks, segments), SEGMENT_UNIT_CHUNKS) * SEGMENT_UNIT_CHUNKS;
-        if (length >= chunks)
+            divide_up(divide_up(chunks, wanted), SEGMENT_UNIT_CHUNKS) * SEGMENT_UNIT_CHUNKS;
+        if (length >= before)
             continue;
+        before = length;
+        const double segments = (double)divide_up(chunks, length);
+        const double least_us = pass_us * (costs->pass1_share * 2 * (segments - 1) / segments + 1);
+        if (least_us + costs->combine_us * segments >= best_us)
+            break; /* so take more segments, at least */
         const double us = fkda_cuda_predict_segments_us(T, N, HV, num_sms, length, costs);
         if (us < best_us) {
             best_us = us;
