@@ -171,16 +171,17 @@ static cudaError_t launch_sm80(struct fkda_cuda_work *work, int device, int num_
 }
 
 static cudaError_t launch_sm90(const struct fkda_cuda_work *work,
-                               const struct fkda_segments *segments, int device,
+                               const struct fkda_segments *segments, int device, int num_sms,
                                cudaStream_t stream)
 {
 #ifdef FKDA_CUDA_HAVE_SM90
     cudaError_t error = fkda_cuda_load_sm90(device);
     if (error == cudaSuccess)
-        error = fkda_cuda_launch_sm90(&work->prepare, &work->recurrence, segments, device, stream);
+        error = fkda_cuda_launch_sm90(&work->prepare, &work->recurrence, segments, device, num_sms,
+                                      stream);
     return error;
 #else
-    (void)work, (void)segments, (void)device, (void)stream;
+    (void)work, (void)segments, (void)device, (void)num_sms, (void)stream;
     return cudaErrorNoKernelImageForDevice; /* cuda_paths.c never chooses it */
 #endif
 }
@@ -211,7 +212,7 @@ static fkda_status launch(struct fkda_cuda_work *work, enum fkda_cuda_path path,
     if (status != FKDA_OK)
         return status;
     const cudaError_t error = path == FKDA_CUDA_PATH_SM90
-                                  ? launch_sm90(work, segments, device, stream)
+                                  ? launch_sm90(work, segments, device, num_sms, stream)
                                   : launch_sm80(work, device, num_sms, stream);
     if (error != cudaSuccess)
         status = fail_cuda(reason, error, device);

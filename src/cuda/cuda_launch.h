@@ -26,7 +26,7 @@ cudaError_t fkda_cuda_load_sm90(int device);
  * arrays have been placed in the workspace; `device` is the current one. */
 cudaError_t fkda_cuda_launch_sm90(const struct fkda_prepare_args *prepare,
                                   const struct fkda_recurrence_args *recurrence,
-                                  const struct fkda_segments *segments, int device,
+                                  const struct fkda_segments *segments, int device, int num_sms,
                                   cudaStream_t stream);
 
 /* `device` is the current one. Queues the kernel on the stream; never waits. Its blocks may be

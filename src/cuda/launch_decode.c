@@ -1,8 +1,8 @@
 /* launch_decode.c: the one grid of decode. The kernels' host symbols stand for them here. */
-#include <stdatomic.h>
 #include <stdbool.h>
 
 #include "cuda/cuda_launch.h"
+#include "cuda/kernel_loader.h"
 
 void fkda_decode_f32_sm80(struct fkda_decode_args args);
 void fkda_decode_bf16_sm80(struct fkda_decode_args args);
@@ -33,24 +33,23 @@ static size_t slab_bytes(bool is_f32, int token_slots)
 /* What is known of a kernel on a device. */
 enum { UNKNOWN = 0, LOADED = 1, LOADED_DEPENDENT = 2 };
 
+struct kernel {
+    int which, known;
+};
+
 /* Asking for the attributes brings the code to the device. Code for sm_90 and later waits for the
  * kernel ahead by itself (dependent_launch.cuh); PTX of an earlier architecture does not. */
-static cudaError_t load(int which, int *known)
+static cudaError_t load(void *context)
 {
+    struct kernel *const k = context;
     struct cudaFuncAttributes attributes;
-    /* Loading may allocate, which a thread that captures in global mode is not allowed to. */
-    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    cudaError_t error = cudaThreadExchangeStreamCaptureMode(&mode);
-    if (error != cudaSuccess)
-        return error;
-    error = cudaFuncGetAttributes(&attributes, kernels[which]);
-    if (error == cudaSuccess && which >= SLAB_KERNELS)
-        error = cudaFuncSetAttribute(kernels[which], cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     (int)slab_bytes(which % 2, DECODE_MOST_TOKENS));
-    const cudaError_t restored = cudaThreadExchangeStreamCaptureMode(&mode);
+    cudaError_t error = cudaFuncGetAttributes(&attributes, kernels[k->which]);
+    if (error == cudaSuccess && k->which >= SLAB_KERNELS)
+        error = cudaFuncSetAttribute(kernels[k->which], cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     (int)slab_bytes(k->which % 2, DECODE_MOST_TOKENS));
     if (error == cudaSuccess)
-        *known = attributes.ptxVersion >= 90 ? LOADED_DEPENDENT : LOADED;
-    return error == cudaSuccess ? restored : error;
+        k->known = attributes.ptxVersion >= 90 ? LOADED_DEPENDENT : LOADED;
+    return error;
 }
 
 /* Loads once per kernel and device. Two threads may both come here first: both load. */
@@ -61,7 +60,9 @@ static cudaError_t find_kernel(int which, int device, int *known)
     *known = entry ? atomic_load_explicit(entry, memory_order_acquire) : UNKNOWN;
     if (*known != UNKNOWN)
         return cudaSuccess;
-    const cudaError_t error = load(which, known);
+    struct kernel k = {which, UNKNOWN};
+    const cudaError_t error = fkda_cuda_load_relaxed(load, &k);
+    *known = k.known;
     if (error == cudaSuccess && entry)
         atomic_store_explicit(entry, *known, memory_order_release);
     return error;

@@ -1,7 +1,6 @@
 /* launch_sm80.c: grids of the portable forward. The kernels' host symbols stand for them here. */
-#include <stdatomic.h>
-
 #include "cuda/cuda_launch.h"
+#include "cuda/kernel_loader.h"
 #include "flash_kda.h"
 
 void fkda_prepare_bounded_sm80(struct fkda_prepare_args args);
@@ -37,41 +36,29 @@ static size_t ring_bytes(unsigned warps)
     return STAGES * (IMAGE_BYTES + VALUE_BYTES * (size_t)warps);
 }
 
-static cudaError_t load(int gate, unsigned warps)
+struct kernels {
+    int gate;
+    unsigned warps;
+};
+
+static cudaError_t load(void *context)
 {
+    const struct kernels *const k = context;
     struct cudaFuncAttributes attributes; /* asking for them brings the code to the device */
-    cudaError_t error = cudaFuncGetAttributes(&attributes, prepare_kernel(gate));
+    cudaError_t error = cudaFuncGetAttributes(&attributes, prepare_kernel(k->gate));
     if (error == cudaSuccess)
-        error = cudaFuncSetAttribute(recurrence_kernel(warps),
+        error = cudaFuncSetAttribute(recurrence_kernel(k->warps),
                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     (int)ring_bytes(warps));
+                                     (int)ring_bytes(k->warps));
     return error;
 }
 
 cudaError_t fkda_cuda_load_sm80(const struct fkda_prepare_args *prepare,
                                 const struct fkda_recurrence_args *recurrence, int device)
 {
-    /* Pairs of kernels that are ready, a bit for each device. Two threads may both come here first:
-     * they do the same twice. */
     static _Atomic uint64_t loaded[3][9];
-    const unsigned warps = warps_of(recurrence);
-    _Atomic uint64_t *const ready = &loaded[prepare->gate][warps];
-    const uint64_t bit = device < 64 ? (uint64_t)1 << device : 0;
-    if (atomic_load_explicit(ready, memory_order_acquire) & bit)
-        return cudaSuccess;
-
-    /* Loading may allocate, which a thread that captures in global mode is not allowed to. */
-    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    cudaError_t error = cudaThreadExchangeStreamCaptureMode(&mode);
-    if (error != cudaSuccess)
-        return error;
-    error = load(prepare->gate, warps);
-    const cudaError_t restored = cudaThreadExchangeStreamCaptureMode(&mode);
-    if (error == cudaSuccess)
-        error = restored;
-    if (error == cudaSuccess)
-        atomic_fetch_or_explicit(ready, bit, memory_order_release);
-    return error;
+    struct kernels k = {prepare->gate, warps_of(recurrence)};
+    return fkda_cuda_load_once(&loaded[k.gate][k.warps], device, load, &k);
 }
 
 cudaError_t fkda_cuda_launch_sm80(const struct fkda_prepare_args *prepare,

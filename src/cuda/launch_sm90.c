@@ -3,6 +3,7 @@
 
 #include "cuda/cuda_launch.h"
 #include "cuda/forward_sm90.h"
+#include "cuda/kernel_loader.h"
 #include "cuda/launch_combine.h"
 #include "cuda/segment_plan.h"
 
@@ -39,8 +40,9 @@ static cudaError_t find_encoder(void)
     return cudaSuccess;
 }
 
-static cudaError_t load(void)
+static cudaError_t load(void *context)
 {
+    (void)context;
     const void *const kernels[] = {(const void *)fkda_forward_sm90,
                                    (const void *)fkda_summaries_sm90,
                                    (const void *)fkda_segments_sm90};
@@ -53,23 +55,8 @@ static cudaError_t load(void)
 
 cudaError_t fkda_cuda_load_sm90(int device)
 {
-    /* A bit for each device, as in launch_sm80.c. */
     static _Atomic uint64_t loaded;
-    const uint64_t bit = device < 64 ? (uint64_t)1 << device : 0;
-    if (atomic_load_explicit(&loaded, memory_order_acquire) & bit)
-        return cudaSuccess;
-
-    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    cudaError_t error = cudaThreadExchangeStreamCaptureMode(&mode);
-    if (error != cudaSuccess)
-        return error;
-    error = load();
-    const cudaError_t restored = cudaThreadExchangeStreamCaptureMode(&mode);
-    if (error == cudaSuccess)
-        error = restored;
-    if (error == cudaSuccess)
-        atomic_fetch_or_explicit(&loaded, bit, memory_order_release);
-    return error;
+    return fkda_cuda_load_once(&loaded, device, load, NULL);
 }
 
 /* view: [B, T, heads, 128] bf16, rows 16-byte aligned. */
@@ -118,10 +105,9 @@ static cudaError_t launch(const void *kernel, int64_t blocks, struct fkda_forwar
 }
 
 static cudaError_t combine(const struct fkda_recurrence_args *r,
-                           const struct fkda_segments *segments, int device, cudaStream_t stream)
+                           const struct fkda_segments *segments, int device, int num_sms,
+                           cudaStream_t stream)
 {
-    int num_sms = 0;
-    cudaError_t error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
     const struct fkda_combine_args args = {
         .transition = segments->transition,
         .entry = segments->entry,
@@ -134,8 +120,7 @@ static cudaError_t combine(const struct fkda_recurrence_args *r,
         .HV = r->HV,
         .rows = fkda_cuda_choose_combine_rows((int64_t)r->sequences.N * r->HV, num_sms),
     };
-    if (error == cudaSuccess)
-        error = fkda_cuda_load_combine(&args, device);
+    cudaError_t error = fkda_cuda_load_combine(&args, device);
     if (error == cudaSuccess)
         error = fkda_cuda_launch_combine(&args, stream);
     return error;
@@ -143,7 +128,7 @@ static cudaError_t combine(const struct fkda_recurrence_args *r,
 
 cudaError_t fkda_cuda_launch_sm90(const struct fkda_prepare_args *prepare,
                                   const struct fkda_recurrence_args *recurrence,
-                                  const struct fkda_segments *segments, int device,
+                                  const struct fkda_segments *segments, int device, int num_sms,
                                   cudaStream_t stream)
 {
     struct fkda_forward_sm90_args args = {
@@ -163,7 +148,7 @@ cudaError_t fkda_cuda_launch_sm90(const struct fkda_prepare_args *prepare,
         return launch((const void *)fkda_forward_sm90, chains, &args, stream);
     error = launch((const void *)fkda_summaries_sm90, 2 * pieces, &args, stream);
     if (error == cudaSuccess)
-        error = combine(recurrence, segments, device, stream);
+        error = combine(recurrence, segments, device, num_sms, stream);
     if (error == cudaSuccess)
         error = launch((const void *)fkda_segments_sm90, pieces, &args, stream);
     return error;

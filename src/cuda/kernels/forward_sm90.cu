@@ -4,9 +4,9 @@
  *
  * A chunk has 32 tokens, two tiles of 16, and G is the cumulative gate (log2) counted from its
  * middle M, so that both tiles stay within the exponents of bf16: G >= 0 before M, G <= 0 past it.
- *     A, P  from k 2^G, q 2^G and k 2^-G, one product of 64 x 32 in bf16
+ *     A, P  from k 2^G, q 2^G and k 2^-G, one product of 64 x 32, bf16 unless little decays
  *     Kd = k^ 2^(G - G_0)   Qd = q^ 2^(G - G_0)   Kr = k^ 2^(G_C - G)      at most 1: fp16
- *     T = (I + A)^-1: the two diagonal tiles by substitution, T21 = -T22 A21 T11
+ *     T = (I + A)^-1: diagonal blocks of 8 by substitution, then T21 = -T22 A21 T11 twice
  * Two prepare warpgroups make chunks in turn. Two state warpgroups hold S [128, 128] in fp32
  * accumulators, 64 value channels each, and walk it (x' is the transpose of x):
  *     R' = V' - S Kd'    U' = R' (T b)'    O' = S Qd' + U' P'    S <- S diag(2^(G_C - G_0)) + U' Kr
