@@ -5,38 +5,17 @@
 
 #include "cuda/cuda_paths.h"
 #include "cuda/segment_plan.h"
+#include "device_call.h"
 #include "problem.h"
 
 enum { H = 48, HV = 96 };
 
 static const struct fkda_cuda_device H200 = {9, 0, 132, true};
 
-static void *at(uintptr_t address)
-{
-    return (void *)address;
-}
-
-static fkda_tensor tensor(uintptr_t address, fkda_dtype dtype, int ndim, int64_t a, int64_t b,
-                          int64_t c, int64_t d)
-{
-    const int64_t shape[] = {a, b, c, d};
-    return fkda_tensor_contiguous(at(address), dtype, ndim, shape);
-}
-
 /* A call that path sm90 takes, with 96 chains a sequence. */
 static fkda_args device_call(int64_t B, int64_t T)
 {
-    fkda_args args;
-    fkda_args_init(&args);
-    args.device = FKDA_CUDA;
-    args.scale = 0.125;
-    args.q = tensor(0x10000000000, FKDA_BF16, 4, B, T, H, 128);
-    args.k = tensor(0x20000000000, FKDA_BF16, 4, B, T, H, 128);
-    args.v = tensor(0x30000000000, FKDA_BF16, 4, B, T, HV, 128);
-    args.g = tensor(0x40000000000, FKDA_BF16, 4, B, T, HV, 128);
-    args.beta = tensor(0x50000000000, FKDA_BF16, 3, B, T, HV, 0);
-    args.out = tensor(0x60000000000, FKDA_BF16, 4, B, T, HV, 128);
-    return args;
+    return device_call_of(B, T, H, HV, 128);
 }
 
 struct choice {

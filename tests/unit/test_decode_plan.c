@@ -4,35 +4,15 @@
 #include <string.h>
 
 #include "cuda/decode_plan.h"
+#include "device_call.h"
 #include "problem.h"
 
 /* N 3, T 2, H 2, HV 4, V 128 */
 enum { N = 3, T = 2, H = 2, HV = 4, SLOTS = 9 };
 
-static void *at(uintptr_t address)
-{
-    return (void *)address;
-}
-
-static fkda_tensor tensor(uintptr_t address, fkda_dtype dtype, int ndim, int64_t a, int64_t b,
-                          int64_t c, int64_t d)
-{
-    const int64_t shape[] = {a, b, c, d};
-    return fkda_tensor_contiguous(at(address), dtype, ndim, shape);
-}
-
 static fkda_args call_of(int64_t V)
 {
-    fkda_args args;
-    fkda_args_init(&args);
-    args.device = FKDA_CUDA;
-    args.scale = 0.125;
-    args.q = tensor(0x10000000000, FKDA_BF16, 4, N, T, H, 128);
-    args.k = tensor(0x20000000000, FKDA_BF16, 4, N, T, H, 128);
-    args.v = tensor(0x30000000000, FKDA_BF16, 4, N, T, HV, V);
-    args.g = tensor(0x40000000000, FKDA_BF16, 4, N, T, HV, 128);
-    args.beta = tensor(0x50000000000, FKDA_BF16, 3, N, T, HV, 0);
-    args.out = tensor(0x60000000000, FKDA_BF16, 4, N, T, HV, V);
+    fkda_args args = device_call_of(N, T, H, HV, V);
     args.A_log = tensor(0x70000000000, FKDA_F32, 1, HV, 0, 0, 0);
     args.dt_bias = tensor(0x80000000000, FKDA_F32, 2, HV, 128, 0, 0);
     args.final_state = tensor(0x90000000000, FKDA_F32, 4, N, HV, V, 128);
