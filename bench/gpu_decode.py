@@ -247,24 +247,12 @@ def run(options, clock, device, common, data):
             for implementation in (OurDecode(), *peers):
                 if shape.drafts and not implementation.takes_drafts:
                     continue
-                before = records.load_average()
-                try:
-                    found = measure(implementation, problem, clock, options)
-                except Exception as error:
-                    if isinstance(implementation, OurDecode):
-                        raise
-                    print(f"{implementation.name} on {name}: {error!r}", file=sys.stderr)
-                    continue
-                yield {
-                    **common,
-                    "date": records.utc_now(),
-                    "kind": "decode",
-                    "case": shape.name,
-                    "regime": regime,
-                    "impl": implementation.name,
-                    "bytes": shape.min_bytes,
-                    "floor_ms": 1e-6 * shape.min_bytes / common["copy_gb_per_s"],
-                    **found,
-                    "load": [before, records.load_average()],
-                }
+                record = records.take(
+                    lambda: measure(implementation, problem, clock, options),
+                    {**common, "kind": "decode"},
+                    *(shape, regime, implementation.name),
+                    must_work=isinstance(implementation, OurDecode),
+                )
+                if record:
+                    yield record
             del problem

@@ -4,6 +4,7 @@ import datetime
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -80,6 +81,29 @@ def utc_now():
 def load_average():
     """Processes that wanted a processor in the last minute: 1 is this benchmark alone."""
     return round(os.getloadavg()[0], 2)
+
+
+def take(measure, common, shape, regime, name, must_work):
+    """The record of what measure() finds; None where it fails, unless it must work."""
+    before = load_average()
+    try:
+        found = measure()
+    except Exception as error:
+        if must_work:
+            raise
+        print(f"{name} on {shape.name}: {error!r}", file=sys.stderr)
+        return None
+    return {
+        **common,
+        "date": utc_now(),
+        "case": shape.name,
+        "regime": regime,
+        "impl": name,
+        "bytes": shape.min_bytes,
+        "floor_ms": 1e-6 * shape.min_bytes / common["copy_gb_per_s"],
+        **found,
+        "load": [before, load_average()],
+    }
 
 
 def git(*arguments):

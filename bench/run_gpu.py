@@ -123,31 +123,22 @@ def run_case(options, shape, regime, clock, device, common, peers):
 
     data = os.environ.get("FLASH_KDA_DATA", DATA)
     inputs = make_inputs(shape, regime, device, data)
+
+    def measure():
+        if isinstance(implementation, Ours):
+            return measure_own(clock, implementation, inputs, options)
+        found, _ = measure_case(clock, implementation, inputs, options)
+        return found | measure_error(implementation, inputs)
+
     for implementation in (*map(Ours, options.path), *peers):
-        before = records.load_average()
-        try:
-            if isinstance(implementation, Ours):
-                found = measure_own(clock, implementation, inputs, options)
-            else:
-                found, _ = measure_case(clock, implementation, inputs, options)
-                found |= measure_error(implementation, inputs)
-        except Exception as error:
-            if isinstance(implementation, Ours):
-                raise
-            print(f"{implementation.name} on {shape.name}: {error!r}", file=sys.stderr)
-            continue
-        yield {
-            **common,
-            "date": records.utc_now(),
-            "kind": "prefill",
-            "case": shape.name,
-            "regime": regime,
-            "impl": implementation.name,
-            "bytes": shape.min_bytes,
-            "floor_ms": 1e-6 * shape.min_bytes / common["copy_gb_per_s"],
-            **found,
-            "load": [before, records.load_average()],
-        }
+        record = records.take(
+            measure,
+            {**common, "kind": "prefill"},
+            *(shape, regime, implementation.name),
+            must_work=isinstance(implementation, Ours),
+        )
+        if record:
+            yield record
 
 
 def prepare(options):
