@@ -6,7 +6,7 @@ pytest.register_assert_rewrite("serving")
 
 import torch
 from on_gpu import DEVICE
-from serving import BF16, F32, Server, check
+from serving import BF16, F32, Server, check, num_calls
 
 import flash_kda
 
@@ -19,11 +19,12 @@ class GraphedDecode:
     """flash_kda.decode as servers call it: captured once for each set of shapes, then replayed.
 
     All tensors but the pool are copied into the ones that the graph knows. The warm-up before a
-    capture has nothing but padding, so that it touches no state.
+    capture has nothing but padding, so that it touches no state. A replay is no call of the
+    library: `kernel` is what it reported when the graph that is replayed was captured.
     """
 
     def __init__(self):
-        self.graphs = {}
+        self.graphs, self.kernel = {}, None
 
     def __call__(self, *args, **options):
         pool = args[10]
@@ -53,9 +54,10 @@ class GraphedDecode:
         with torch.cuda.stream(stream):
             flash_kda.decode(*args, **options)
         torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
+        graph, before = torch.cuda.CUDAGraph(), num_calls()
         with torch.cuda.graph(graph):
             flash_kda.decode(*args, **options)
+        assert num_calls() == before + 1
         return graph, kept, flash_kda.last_report()["kernel"]
 
 
@@ -73,4 +75,5 @@ def test_graphs_give_the_same_bits():
     check(graphed, BOUNDS[F32], "cuda/")
     assert len(decode.graphs) > 2
     eager = Server(DEVICE, seed=5).run()
+    assert graphed.kernels == eager.kernels
     assert graphed.hash.hexdigest() == eager.hash.hexdigest()

@@ -57,6 +57,11 @@ class Sequence:
         return self.slots[self.accepted - 1]
 
 
+def num_calls():
+    """Successful calls of the library in this thread."""
+    return (flash_kda.last_report() or {"num_calls": 0})["num_calls"]
+
+
 class Errors:
     """RMS(error) / RMS(reference), over everything and in the worst step."""
 
@@ -166,11 +171,11 @@ class Server:
         padding = slice(cu[at], cu[at + 1])
         fused[:, padding] = NAN
         out = torch.full((1, cu[-1] + spare, s.HV, V), NAN, dtype=BF16, device=self.device)
-        flash_kda.fwd(
+        self.call(
+            flash_kda.fwd,
             *self.split(fused.to(self.device)), K**-0.5, out, *self.parameters, s.lower_bound,
             self.pool, self.pool, self.indices(cu), state_indices=self.indices(slots),
         )  # fmt: skip
-        self.note()
         out = out.cpu()
         assert out[:, cu[-1] :].isnan().all(), "rows past cu_seqlens[-1] were written"
         assert not out[:, padding].any(), "rows of padding are not zero"
@@ -207,12 +212,12 @@ class Server:
             slots, accepted = [x.slot if x else -1 for x in rows], None
         shape = (*sent.shape[:2], s.HV, V)
         out = torch.full(shape, NAN, dtype=BF16, device=self.device)
-        self.call_decode(
+        self.call(
+            self.call_decode,
             *self.split(sent.to(self.device)), K**-0.5, out, *self.parameters, s.lower_bound,
             self.pool, state_indices=self.indices(slots), num_accepted_tokens=accepted,
             cu_seqlens=cu,
         )  # fmt: skip
-        self.note(getattr(self.decode, "kernel", None))
         out = out.cpu()
         if packed:
             out = list(out[0].split(lengths))
@@ -249,9 +254,17 @@ class Server:
         self.out.add(got, wanted)
         self.hash.update(got.contiguous().view(torch.int16).numpy().tobytes())
 
-    def note(self, kernel=None):
-        """The kernel of the last call, or the one that is named: a graph's replay reports none."""
-        self.kernels.add(kernel or flash_kda.last_report()["kernel"])
+    def call(self, function, *args, **options):
+        """Notes which kernel ran: the library's report of this very call, or `function.kernel`
+        where there is one. A graph's replay is no call of the library, whose last report is then
+        that of whatever else ran before."""
+        before = num_calls()
+        function(*args, **options)
+        kernel = getattr(function, "kernel", None)
+        if kernel is None:
+            assert num_calls() == before + 1, "no call of the library, and no kernel is named"
+            kernel = flash_kda.last_report()["kernel"]
+        self.kernels.add(kernel)
 
     def check_states(self, slots, sequences):
         if slots:

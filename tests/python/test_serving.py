@@ -1,5 +1,7 @@
 """serving.py on CPU tensors: 200 steps of a small server, against float64."""
 
+import threading
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -67,3 +69,23 @@ def lose_the_update(*args, **options):
 def test_a_wrong_decode_is_found(wrong):
     with pytest.raises((AssertionError, ValueError)):
         check(Server("cpu", seed=1, steps=60, decode=wrong).run(), BOUNDS[BF16], "cpu/")
+
+
+class Elsewhere:
+    """Decodes in a thread of its own: for this one that is no call of the library, as a graph's
+    replay is none."""
+
+    def __call__(self, *args, **options):
+        thread = threading.Thread(target=flash_kda.decode, args=args, kwargs=options)
+        thread.start()
+        thread.join()
+
+
+def test_the_report_of_another_call_is_not_taken():
+    with pytest.raises(AssertionError, match="no call of the library, and no kernel is named"):
+        Server("cpu", seed=1, steps=20, decode=Elsewhere()).run()
+    named = Elsewhere()
+    named.kernel = "cpu/elsewhere/decode"
+    server = Server("cpu", seed=1, steps=20, decode=named).run()
+    prefill = {name for name in server.kernels if "prefill" in name}
+    assert prefill and server.kernels == prefill | {named.kernel}
