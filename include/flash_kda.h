@@ -156,7 +156,8 @@ typedef enum fkda_precision {
     FKDA_PRECISION_BF16 = 2
 } fkda_precision;
 
-/* What a successful call did; filled when args.report is not NULL. */
+/* What a successful call did; filled when args.report is not NULL. After FKDA_ERROR_WORKSPACE
+ * workspace_bytes says what that very call needs, and nothing else is written. */
 typedef struct fkda_report {
     char kernel[64];     /* for example "cpu/avx512/prefill_fp32" */
     int32_t num_threads; /* CPU threads used */
@@ -229,7 +230,7 @@ typedef struct fkda_args {
     int32_t num_threads;  /* CPU, up to 1024; 0: FLASH_KDA_NUM_THREADS, else all it may use */
     int32_t isa;          /* enum fkda_isa */
     int32_t precision;    /* enum fkda_precision */
-    fkda_report *report;  /* ? written on success */
+    fkda_report *report;  /* ? written on success, and see fkda_report */
 } fkda_args;
 
 /* Version, default flags, FKDA_GATE_BOUNDED with lower_bound -5, CPU, everything else absent.
@@ -253,8 +254,9 @@ FKDA_API fkda_status fkda_reference(const fkda_args *args, char *reason, size_t 
 
 /* Bytes of workspace that fkda_forward wants for these shapes (data pointers are not looked at).
  * A larger, unaligned or dirty workspace is fine. It depends on the number of threads, so both
- * calls must see the same options and environment. On CUDA it is enough for any kernels; a call
- * whose kernels need none takes NULL too. */
+ * calls must see the same options and environment. On CUDA it is enough for any kernels. What those
+ * that take a call need, often nothing, the call itself says: fkda_forward with workspace NULL
+ * either runs, or fails with FKDA_ERROR_WORKSPACE and the bytes in its report. */
 FKDA_API fkda_status fkda_workspace_bytes(const fkda_args *args, size_t *bytes, char *reason,
                                           size_t reason_bytes);
 

@@ -108,10 +108,13 @@ static fkda_status run_with_workspace(const fkda_args *args, const struct fkda_p
 {
     size_t bytes = fkda_cpu_workspace_bytes(plan);
     if (args->workspace) {
-        if (args->workspace_bytes < bytes)
+        if (args->workspace_bytes < bytes) {
+            if (args->report)
+                args->report->workspace_bytes = bytes;
             return fkda_fail(reason, FKDA_ERROR_WORKSPACE,
                              "workspace_bytes: %zu, wanted at least %zu", args->workspace_bytes,
                              bytes);
+        }
         return backend(plan, args->workspace, args->report, reason);
     }
     size_t rounded = (bytes / WORKSPACE_ALIGNMENT + 1) * WORKSPACE_ALIGNMENT;

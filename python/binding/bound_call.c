@@ -250,15 +250,10 @@ static void set_allocation_error(void *context, const char *kind, const char *me
     PyErr_Format(PyExc_MemoryError, "workspace: %s: %s", kind, message);
 }
 
-/* On CUDA the library never allocates, so a workspace that the caller left out comes from the
- * framework's own allocator, which reuses it in the order of the stream: capturable in a graph. */
+/* As many bytes as the call has just asked for. Returns 0, or -1 with an exception set. */
 static int allocate_workspace(struct fkda_bound_call *call)
 {
-    char reason[FKDA_REASON_BYTES];
-    size_t bytes = 0;
-    if (call->args.device != FKDA_CUDA || call->args.workspace ||
-        fkda_workspace_bytes(&call->args, &bytes, reason, sizeof reason) != FKDA_OK || bytes == 0)
-        return 0; /* what is wrong, if anything, the call itself will say */
+    const size_t bytes = call->report.workspace_bytes;
     if (call->table) {
         int64_t shape = (int64_t)bytes, stride = 1;
         struct fkda_dl_tensor wanted = {.device = call->device,
@@ -277,7 +272,28 @@ static int allocate_workspace(struct fkda_bound_call *call)
     if (!tensor)
         return -1;
     call->workspace_owner = tensor;
-    return bind_tensor(call, &parameter, tensor);
+    const int result = bind_tensor(call, &parameter, tensor);
+    if (result == 1)
+        PyErr_SetString(PyExc_TypeError, "workspace: what was allocated is no plain tensor");
+    return result == 0 ? 0 : -1;
+}
+
+/* On CUDA the library never allocates, so a workspace that the caller left out comes from the
+ * framework's own allocator, which reuses it in the order of the stream: capturable in a graph. How
+ * much, and that none is needed, only the choice of kernels knows: the call is tried without. */
+int fkda_run_call(struct fkda_bound_call *call, fkda_status *status, char *reason,
+                  size_t reason_bytes)
+{
+    for (;;) {
+        PyThreadState *thread = PyEval_SaveThread();
+        *status = call->entry->call(&call->args, reason, reason_bytes);
+        PyEval_RestoreThread(thread);
+        if (*status != FKDA_ERROR_WORKSPACE || call->args.device != FKDA_CUDA ||
+            call->args.workspace)
+            return 0;
+        if (allocate_workspace(call) != 0)
+            return -1;
+    }
 }
 
 static int fail_type(const char *name, const char *wanted, PyObject *object)
@@ -427,9 +443,7 @@ int fkda_bind_call(struct fkda_bound_call *call, const struct fkda_entry_point *
         if (result != 0)
             return result;
     }
-    if (bind_gate(call) != 0)
-        return -1;
-    return entry == &fkda_entry_fwd ? allocate_workspace(call) : 0;
+    return bind_gate(call);
 }
 
 void fkda_release_call(struct fkda_bound_call *call)

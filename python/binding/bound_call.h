@@ -43,6 +43,12 @@ struct fkda_bound_call {
  * dispatcher understands. fkda_release_call is due in every case. */
 int fkda_bind_call(struct fkda_bound_call *call, const struct fkda_entry_point *entry,
                    struct fkda_array_reader *reader, PyObject *const *objects, Py_ssize_t count);
+
+/* The library, without the GIL; where it asks for a workspace that the caller left out, with one.
+ * Returns 0 with *status, and its reason if it is an error; or -1 with an exception set. */
+int fkda_run_call(struct fkda_bound_call *call, fkda_status *status, char *reason,
+                  size_t reason_bytes);
+
 void fkda_release_call(struct fkda_bound_call *call);
 
 #endif /* FKDA_BOUND_CALL_H */

@@ -119,17 +119,17 @@ fkda_status fkda_cuda_workspace_bytes(const struct fkda_plan *plan, size_t *byte
 
 static fkda_status check_workspace(const fkda_args *args, size_t bytes, struct fkda_reason reason)
 {
-    if (bytes == 0)
+    if (bytes <= (args->workspace ? args->workspace_bytes : 0))
         return FKDA_OK;
+    if (args->report)
+        args->report->workspace_bytes = bytes; /* what to come back with */
     if (!args->workspace)
         return fkda_fail(reason, FKDA_ERROR_WORKSPACE,
                          "workspace: NULL, wanted %zu bytes of device memory (on CUDA the library "
                          "allocates nothing)",
                          bytes);
-    if (args->workspace_bytes < bytes)
-        return fkda_fail(reason, FKDA_ERROR_WORKSPACE, "workspace_bytes: %zu, wanted at least %zu",
-                         args->workspace_bytes, bytes);
-    return FKDA_OK;
+    return fkda_fail(reason, FKDA_ERROR_WORKSPACE, "workspace_bytes: %zu, wanted at least %zu",
+                     args->workspace_bytes, bytes);
 }
 
 #ifdef FKDA_CUDA_HAVE_SM90

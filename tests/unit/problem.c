@@ -185,6 +185,12 @@ void problem_refused(struct problem *p, problem_call call, fkda_status status, c
         fail_msg("%s: '%.255s', wanted %s: '%s...'", fkda_status_name(got), p->reason,
                  fkda_status_name(status), reason);
     assert_true(strlen(p->reason) + 1 < sizeof p->reason); /* room left: nothing was cut off */
+    if (status == FKDA_ERROR_WORKSPACE) {
+        size_t bytes = 0; /* the one thing that is reported then */
+        assert_int_equal(fkda_workspace_bytes(&p->args, &bytes, NULL, 0), FKDA_OK);
+        assert_int_equal(report.workspace_bytes, bytes);
+        memset(&report.workspace_bytes, 0xff, sizeof report.workspace_bytes);
+    }
     for (size_t i = 0; i < sizeof report; i++)
         assert_int_equal(((const unsigned char *)&report)[i], 0xff);
     problem_assert_untouched(p);

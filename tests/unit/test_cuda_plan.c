@@ -4,6 +4,7 @@
  * itself, which on a machine without a GPU has to say so and stay usable.
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cuda/cuda_plan.h"
@@ -347,14 +348,24 @@ static void test_workspace_is_the_callers(void **state)
     }
     fkda_args args = device_call(2, 40);
     char reason[FKDA_REASON_BYTES] = "";
+    fkda_report report = {.kernel = "left from before"};
+    args.report = &report;
+    setenv("FLASH_KDA_CUDA_PATH", "sm80", 1); /* on any device: sm90 would take it without */
     assert_int_equal(fkda_forward(&args, reason, sizeof reason), FKDA_ERROR_WORKSPACE);
+    assert_int_equal(report.workspace_bytes, 430207);
+    assert_string_equal(report.kernel, "left from before");
     assert_string_equal(reason,
                         "workspace: NULL, wanted 430207 bytes of device memory (on CUDA the "
                         "library allocates nothing)");
     args.workspace = at(0xe0000000000);
     args.workspace_bytes = 430206;
+    report.workspace_bytes = 0;
     assert_int_equal(fkda_forward(&args, reason, sizeof reason), FKDA_ERROR_WORKSPACE);
     assert_string_equal(reason, "workspace_bytes: 430206, wanted at least 430207");
+    assert_int_equal(report.workspace_bytes, 430207);
+    args.report = NULL;
+    assert_int_equal(fkda_forward(&args, reason, sizeof reason), FKDA_ERROR_WORKSPACE);
+    unsetenv("FLASH_KDA_CUDA_PATH");
 }
 
 /* Wherever there is no GPU: a polite refusal, again and again, and the CPU as before. */
