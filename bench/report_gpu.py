@@ -77,10 +77,13 @@ def ten_shapes(found):
 
 def host(found, runs):
     rows = []
+    names = ("median_ms", "no_workspace_ms", "c_ms", "launch_ms")
     for r in (r for r in found if r["kind"] == "overhead"):
-        figures = (f"{1e3 * r[name]:.2f}" for name in ("median_ms", "c_ms", "launch_ms"))
-        rows.append((r["impl"], f"`{r['kernel']}`", *figures, runs[r]))
-    head = ("what", "kernel", "Python call, us", "C call, us", "one empty kernel, us", "run")
+        figures = ("-" if r.get(name) is None else f"{1e3 * r[name]:.2f}" for name in names)
+        impl = r["impl"] if is_users(r) else f"{r['impl']}, path {r['path']}"
+        rows.append((r["case"], impl, f"`{r['kernel']}`", *figures, runs[r]))
+    head = ("case", "what", "kernel", "Python call, us", "allocating, us", "C call, us")
+    head += ("one empty kernel, us", "run")
     return table(head, rows) if rows else "No records.\n"
 
 
@@ -117,7 +120,7 @@ Copy bandwidth: {min(copies):.0f} to {max(copies):.0f} GB/s over the runs, bytes
 {ten_shapes(found)}
 ### What a call costs the host
 
-Many calls of one 16-token chunk in a row on an idle device, until they return.
+Many calls in a row on an idle device, until they return: the caller's time, not the device's.
 
 {host(found, runs)}
 ### Runs

@@ -2,7 +2,7 @@
 """Takes a benchmark and appends its records to bench/results.
 
     python3 bench/run.py cpu [--quick] [--regime NAME ...] [--case TEXT] [--threads N]
-    python3 bench/run.py gpu [--quick] [--regime NAME ...] [--kind decode] [--path NAME ...]
+    python3 bench/run.py gpu [--quick] [--regime NAME ...] [--kind NAME] [--path NAME ...]
 
 cpu needs the program (cmake --preset release; FLASH_KDA_DATA may name a larger recording of trained
 activations than the bundled one); gpu needs the package flash_kda with CUDA kernels, and PyTorch.

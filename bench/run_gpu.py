@@ -2,6 +2,7 @@
 float64 and the kernel that ran beside every time; peers that happen to be installed in the same
 run. Records are written as they come."""
 
+import itertools
 import json
 import os
 import sys
@@ -12,12 +13,13 @@ import records
 from gpu_names import NAMES
 
 DATA = records.ROOT / "data" / "kda_trained_slice.safetensors"
+HOST_CASES = ("16x1", "1024x4")  # one kernel; on path sm90 cut into segments, three of them
 SLOW_MS = 5  # calls that take longer get fewer samples
 
 
 def add_options(parser):
     parser.add_argument("--cases", nargs="+", metavar="NAME", help='such as 8192x96 "mixed x64"')
-    parser.add_argument("--kind", choices=["prefill", "decode"], help="both if left out")
+    parser.add_argument("--kind", choices=["prefill", "decode", "host"], help="all if left out")
     parser.add_argument("--decode-cases", nargs="+", metavar="NAME", help='such as "N1xH32 fp32"')
     parser.add_argument("--regime", nargs="+", default=records.REGIMES, choices=records.REGIMES)
     parser.add_argument(
@@ -63,22 +65,25 @@ def measure_own(clock, ours, inputs, options):
         return found | {"path": ours.path} | measure_error(same, inputs)
 
 
-def host_overhead(clock, device):
+def host_overhead(clock, device, name, path):
     """Host microseconds of an eager call until it returns: many calls in a row on an idle device,
-    beside the same calls made inside the extension on bound arguments, and empty kernels."""
+    with a workspace of the caller's and without, beside the same calls made inside the extension on
+    bound arguments, and empty kernels."""
     import torch
-    from gpu_cases import Case, make_inputs
+    from gpu_cases import case, make_inputs
     from implementations import Ours, fwd_arguments, new_outputs
 
     import flash_kda
 
     batches, calls = 20, 50
-    inputs = make_inputs(Case("16x1", (16,), 1), "random", device, None)
+    shape = case(name)
+    inputs = make_inputs(shape, "random", device, None)
     arguments = fwd_arguments(inputs, *new_outputs(inputs))
-    size = flash_kda.get_workspace_size(16, 1, 1)
+    size = flash_kda.get_workspace_size(shape.tokens, shape.H)
     workspace = torch.empty(size, dtype=torch.uint8, device=device)
-    ours = Ours()
+    ours = Ours(path)
     call, _ = ours.bind(inputs)
+    allocating, _ = Ours(path, keeps_workspace=False).bind(inputs)
     bound = (*arguments, workspace, *[None] * 4, True, True, True, False, *[None] * 3)
 
     def per_call_ms(function):
@@ -93,19 +98,23 @@ def host_overhead(clock, device):
         clock.wait()
         return samples
 
-    in_c = []
-    for _ in range(batches):
-        clock.wait()
-        in_c.append(1e3 * flash_kda._C.time_call("fwd", calls, *bound) / calls)
-    clock.wait()
     launch = records.summarize(per_call_ms(clock.launch))
-    found = records.summarize(per_call_ms(call))
+    in_c = []
+    with ours.chosen():
+        for _ in range(batches):
+            clock.wait()
+            in_c.append(1e3 * flash_kda._C.time_call("fwd", calls, *bound) / calls)
+        clock.wait()
+        without = records.summarize(per_call_ms(allocating))
+        found = records.summarize(per_call_ms(call))
     return found | {
         "kind": "overhead",
-        "case": "16x1",
+        "case": name,
         "regime": "random",
         "impl": Ours.name,
+        "path": path,
         "kernel": ours.kernel(),
+        "no_workspace_ms": without["median_ms"],
         "floor_ms": launch["median_ms"],
         "launch_ms": launch["median_ms"],
         "c_ms": records.summarize(in_c)["median_ms"],
@@ -176,17 +185,19 @@ def run(options):
     peers = [] if options.no_peers else installed_peers()
     start, count = time.perf_counter(), 0
     with torch.inference_mode():
-        load = [records.load_average()] * 2
-        if options.kind != "decode":
-            overhead = host_overhead(clock, device)
+        host = itertools.product(HOST_CASES, options.path)
+        for name, path in host if options.kind in (None, "host") else ():
+            load = [records.load_average()] * 2
+            overhead = host_overhead(clock, device, name, path)
             stamp = {"date": records.utc_now(), "load": load}
             records.append(results, [{**common, **stamp, **overhead}])
-        if options.kind != "prefill":
+            count += 1
+        if options.kind in (None, "decode"):
             for record in gpu_decode.run(options, clock, device, common, data):
                 records.append(results, [record])
                 count += 1
                 show(record, time.perf_counter() - start)
-        for name in (options.cases or NAMES) if options.kind != "decode" else ():
+        for name in (options.cases or NAMES) if options.kind in (None, "prefill") else ():
             shape = gpu_cases.case(name)
             shape = shape.shrunk() if options.dry_run else shape
             for regime in options.regime:
@@ -194,7 +205,7 @@ def run(options):
                     records.append(results, [record])
                     count += 1
                     show(record, time.perf_counter() - start)
-    print(f"{count + (options.kind != 'decode')} records appended to {results}")
+    print(f"{count} records appended to {results}")
 
 
 def show(record, seconds):

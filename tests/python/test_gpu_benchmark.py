@@ -56,8 +56,19 @@ def test_every_case_and_regime_is_recorded(dry_run):
 
 
 def test_host_overhead_is_recorded(dry_run):
-    (record,) = (r for r in dry_run if r["kind"] == "overhead")
-    assert record["c_ms"] > 0 and record["launch_ms"] > 0
+    found = [r for r in dry_run if r["kind"] == "overhead"]
+    cases = itertools.product(("16x1", "1024x4"), ("auto", "sm80"))
+    assert [(r["case"], r["path"]) for r in found] == list(cases)
+    for record in found:
+        assert record["median_ms"] > 0 and record["no_workspace_ms"] > 0
+        assert record["c_ms"] > 0 and record["launch_ms"] > 0
+
+
+def test_one_kind_alone(tmp_path):
+    path = tmp_path / "gpu.jsonl"
+    done = run("--dry-run", "--results", path, "--kind", "host")
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["kind"] for line in path.read_text().splitlines()] == 2 * ["overhead"]
 
 
 def test_a_peer_of_the_same_name_is_itself(dry_run):

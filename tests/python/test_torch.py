@@ -1,11 +1,14 @@
 """PyTorch tensors: eager calls, the operator torch.ops.flash_kda.fwd, torch.compile around it."""
 
+import functools
 import subprocess
 import sys
 
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from called_functions import called_functions, one_call
 
 import flash_kda
 
@@ -106,6 +109,19 @@ def test_torch_and_numpy_give_the_same_bits():
     flash_kda.fwd(**arrays)
     expected = torch.from_numpy(arrays["out"]), torch.from_numpy(arrays["final_state"])
     assert_same(run(call), expected)
+
+
+def test_a_call_is_one_function_of_the_extension():
+    """No dispatcher and nothing else in Python, with gradients on or off."""
+    call = make_call()
+    per_token = ("q", "k", "v", "g", "beta", "out")
+    for guard in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+        with guard():
+            fwd = functools.partial(flash_kda.fwd, **call)
+            assert called_functions(fwd) == one_call("fwd")
+            token = {n: x[:, :1] if n in per_token else x for n, x in list(call.items())[:10]}
+            decode = functools.partial(flash_kda.decode, **token, state=call["final_state"])
+            assert called_functions(decode) == one_call("decode")
 
 
 class OlderTensor:
@@ -319,8 +335,9 @@ def test_operator_passes_every_option():
     call["final_state"] = call["initial_state"].clone()
     plain, through = clone(call), clone(call)
     flash_kda.fwd(**plain)
+    before = num_calls()
     torch.ops.flash_kda.fwd(**through)
-    assert "portable" in flash_kda.last_report()["kernel"]
+    assert num_calls() == before + 1 and "portable" in flash_kda.last_report()["kernel"]
     for name in ("out", "final_state", "checkpoint_state"):
         assert torch.equal(plain[name], through[name]) and not plain[name].isnan().any()
 
@@ -532,8 +549,9 @@ def test_compile_decode():
     token = {n: call[n] for n in list(call)[:10] if n != "out"}
     eager, compiled = call["initial_state"].clone(), call["initial_state"].clone()
     expected = step(token, eager)
+    before = num_calls()
     got = torch.compile(step, fullgraph=True)(token, compiled)
-    assert flash_kda.last_report()["call"] == "decode"
+    assert num_calls() == before + 1 and flash_kda.last_report()["call"] == "decode"
     assert_same((got, compiled), (expected, eager))
 
 
