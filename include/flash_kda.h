@@ -11,6 +11,11 @@
  *     S <- S diag(exp g);   u = b (v - S k^);   S <- S + u k^T;   out = scale * S q^
  *
  * (Kimi Linear, arXiv:2510.26692; the delta rule in chunks: arXiv:2406.06484, arXiv:2412.06464.)
+ * While g <= 0 and 0 <= b |k|^2 <= 2 no step makes what is in S larger; FKDA_QK_L2NORM and
+ * FKDA_BETA_SIGMOID keep to the latter, doubled or not. A beta that comes activated is taken as it
+ * is: above 2 (above 1 where it is doubled), or with longer keys, the state may grow without bound,
+ * and the results are what the arithmetic gives, infinities and NaN included; in fkda_forward on
+ * CUDA, whose products are of fp16, sooner than in fp32.
  *
  * How to call it. Fill one fkda_args with fkda_args_init and fkda_tensor_contiguous, then call
  * fkda_forward (prefill), fkda_decode (a few tokens per sequence, state updated in place) or
@@ -27,7 +32,11 @@
  * past the pool, or a number of accepted tokens that has no column, is padding, and a checkpoint
  * that is no multiple of 16, out of order or past the end of its sequence is not written. Without
  * FKDA_QK_L2NORM fkda_forward wants q and k normalised before the call: decayed rows are held in
- * fp16 (2^-14 to 65504). fkda_decode computes in fp32 and needs no workspace.
+ * fp16 (2^-14 to 65504). Nothing looks at their lengths to choose kernels, and those for sm90 have
+ * less room for keys longer than 1 than those for sm80: they hold v - S k in fp16 before b makes it
+ * small (while b |k|^2 <= 2 it fits up to |k| = 22, without FKDA_BETA_SIGMOID or with a doubled b
+ * up to 360), and take products of such keys from bf16 factors, sm80 from tf32. fkda_decode
+ * computes in fp32 and needs no workspace.
  * Which kernels take a call of fkda_forward depends on the device, the shapes and the alignment:
  * fkda_report names them. FLASH_KDA_CUDA_PATH = auto, sm80 (any call) or sm90 (one that they cannot
  * take is FKDA_ERROR_UNSUPPORTED) chooses. Different kernels give different last bits, and a call

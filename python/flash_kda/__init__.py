@@ -95,7 +95,7 @@ def fwd(
         cu_seqlens: ? [N + 1] int32 or int64 with B = 1: sequence n has the tokens cu_seqlens[n] up
             to cu_seqlens[n + 1]. None: N = B sequences of T tokens.
         workspace: ? contiguous memory of get_workspace_size(...) bytes or more, any dtype,
-            overwritten; None: allocated for the time of the call.
+            overwritten; None: what the call needs is allocated for its time.
         checkpoint_state: ? [M, HV, V, K], written: states after prefixes of sequences, bit for bit
             the final_state of that prefix run alone.
         checkpoint_offsets: [M] int32 or int64, prefix lengths in tokens, multiples of 16, ascending
@@ -106,7 +106,7 @@ def fwd(
             reads and writes slot state_indices[n]. -1 is padding: out rows 0, no state touched.
         use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel: False when q and k,
             g, or beta come normalised or activated.
-        allow_neg_eigval: doubles b.
+        allow_neg_eigval: doubles b. Where b |k|^2 is above 2 the state may grow without bound.
         isa: CPU kernels by name ("portable", "avx2", "avx512", "avx512_bf16", "amx_bf16"); None
             takes FLASH_KDA_CPU_ISA, else the fastest that this machine runs.
         precision: "fp32" or "bf16" products on the CPU; None takes FLASH_KDA_PRECISION, else fp32.
