@@ -8,7 +8,7 @@
  *     Kd = k^ 2^(G - G_0)   Qd = q^ 2^(G - G_0)   Kr = k^ 2^(G_C - G)      at most 1: fp16
  *     T = (I + A)^-1: diagonal blocks of 8 by substitution, then T21 = -T22 A21 T11 twice
  * Two prepare warpgroups make chunks in turn. Two state warpgroups hold S [128, 128] in fp32
- * accumulators, 64 value channels each, and walk it (x' is the transpose of x):
+ * accumulators, 64 value channels each, make T, and walk S (x' is the transpose of x):
  *     R' = V' - S Kd'    U' = R' (T b)'    O' = S Qd' + U' P'    S <- S diag(2^(G_C - G_0)) + U' Kr
  * Bounded gate, bf16 inputs that the copy engine can read, K = V = 128; launched by launch_sm90.c.
  */
@@ -97,13 +97,13 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
         const int warp = thread / 32, lane = thread % 32;
         const int barrier = all / ROLE_THREADS + 1; /* of this warpgroup */
         struct workshop *const shop = &s->workshops[barrier - 1];
-        const int place = chunk % RING, turn = chunk / PREPARERS;
+        const int place = chunk % RING;
         struct raw *raw = &s->raw[place];
         struct chunk *out = &s->chunks[place];
-        const int count = tokens_of_chunk(w->length, chunk), solver = turn % 4;
+        const int count = tokens_of_chunk(w->length, chunk);
         int narrow;
         float beta = 0.0f;
-        if (warp == solver && lane < count) /* used much later */
+        if (warp < 2 && lane < count) /* used much later */
             beta = load_raw_beta(&a->prepare, w->seq, w->seq.begin + CHUNK * chunk + lane, w->h);
         {
             const int piece = 16 * (lane % 16 / 2) + 8 * (lane % 2);
@@ -137,24 +137,14 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
         start_norms(norms, &s->raw[(more ? next : chunk) % RING]);
         wgmma_wait(1);
         wgmma_pin_f32(d, 16);
-        store_products(d, shop, out, warp, lane, pass);
+        beta = lane < count ? beta_of(&a->prepare, beta) : 0.0f;
+        if (warp == 0)
+            shop->beta[lane] = beta;
+        store_products(d, shop, out, beta, warp, lane, pass);
         fence_proxy_async();
         __syncwarp(); /* every lane's stores are fenced: lane 0 may announce them */
         if (lane == 0)
             mbarrier_arrive(&s->full[place]);
-        named_barrier_sync(barrier, ROLE_THREADS); /* A is there; the raw place is free */
-        if (warp == solver) {
-            shop->beta[lane] = lane < count ? beta_of(&a->prepare, beta) : 0.0f;
-            __syncwarp(); /* b is there */
-            solve(shop, out, lane);
-            fence_proxy_async();
-            __syncwarp();
-            if (lane == 0)
-                mbarrier_arrive(&s->solved[place]);
-        } else if (warp == (solver ^ 1) && lane == 0 && chunk + RING < w->chunks) {
-            fetch_raw(a, s, chunk + RING, pass);
-        }
-        __syncwarp(); /* one lane was alone */
         wgmma_wait(0);
         wgmma_pin_f32(norms, 32);
         if (more)
@@ -163,6 +153,24 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
 }
 
 /* ---- state warpgroups ----------------------------------------------------------------------- */
+
+/* The state warp that makes a chunk's T: in turn, and in both warpgroups alike. */
+static __device__ __forceinline__ int solver_of_chunk(int chunk)
+{
+    return chunk % 2 * 4 + chunk / 2 % 4;
+}
+
+/* T b of a chunk, by one state warp. */
+static __device__ __forceinline__ void solve_chunk(struct shared *s, int chunk, int lane)
+{
+    const int place = chunk % RING;
+    mbarrier_wait(&s->full[place], chunk / RING % 2);
+    solve(&s->workshops[chunk % PREPARERS], &s->chunks[place], lane);
+    fence_proxy_async();
+    __syncwarp(); /* every lane's stores are fenced: lane 0 may announce them */
+    if (lane == 0)
+        mbarrier_arrive(&s->solved[place]);
+}
 
 static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90_args *a,
                                                   struct shared *s, enum pass pass)
@@ -177,6 +185,8 @@ static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90
             set_identity(&x, row, t);
     }
     const int chunks = w->chunks, length = w->length, self = rederive(threadIdx.x);
+    if (chunks > 0 && self / 32 == solver_of_chunk(0))
+        solve_chunk(s, 0, self % 32);
     for (int i = 0; i < chunks; i++) {
         const int place = i % RING;
         const int thread = rederive(self);
@@ -185,6 +195,9 @@ static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90
         struct chunk *chunk = &s->chunks[place];
         const int count = tokens_of_chunk(length, i);
         mbarrier_wait(&s->full[place], i / RING % 2);
+        if (thread == 0 && i + RING < chunks) /* the raw place is free, too */
+            fetch_raw(a, s, i + RING, pass);
+        __syncwarp(); /* one lane was alone */
         uint32_t v[4][2];
         load_values(v, chunk->v[group][0], warp, pass == SUMMARIES && w->from_identity ? 0 : count,
                     lane);
@@ -291,9 +304,6 @@ static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90
         fence_proxy_async(); /* v's place is the copy engine's next */
         wgmma_wait(0);
         wgmma_pin_f32(&x.s[0][0], 4 * GROUPS);
-        __syncwarp();
-        if (lane == 0)
-            mbarrier_arrive(&s->empty[place]); /* 8 arrivals: every state warp */
         if (pass != SUMMARIES) {
             const int token = row_of_lane(lane);
             uint16_t *const out = w->out + (CHUNK * i + token) * r->out.stride_t + HALF_K * group +
@@ -303,6 +313,11 @@ static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90
             if (token + 16 < count)
                 st_global_u32x4(out + 16 * r->out.stride_t, rows[1]);
         }
+        if (i + 1 < chunks && rederive(self) / 32 == solver_of_chunk(i + 1))
+            solve_chunk(s, i + 1, rederive(self) % 32);
+        __syncwarp();
+        if (rederive(self) % 32 == 0) /* 8 arrivals: every state warp; T's workshop is free, too */
+            mbarrier_arrive(&s->empty[place]);
     }
     if (w->exit)
         store_state(&x, w->exit, w->exit_is_f32, 16 * (threadIdx.x / 32) + threadIdx.x % 32 / 4,
@@ -388,7 +403,7 @@ static __device__ __forceinline__ void forward(const struct fkda_forward_sm90_ar
         for (int i = 0; i < RING; i++) {
             mbarrier_init(&s->raw_full[i], 1); /* the thread that starts the copies */
             mbarrier_init(&s->full[i], 5);     /* 4 prepare warps, and the copy of v */
-            mbarrier_init(&s->solved[i], 1);   /* the prepare warp that made T */
+            mbarrier_init(&s->solved[i], 1);   /* the state warp that made T */
             mbarrier_init(&s->empty[i], 8);    /* the state warps */
         }
         mbarrier_init_fence();

@@ -52,8 +52,8 @@ static_assert(sizeof(struct raw) % 1024 == 0 && sizeof(struct chunk) % 1024 == 0
 struct workshop {
     float totals[4][TILE_K];  /* gates of 8 tokens each, log2 */
     float inverse[2 * CHUNK]; /* 1 / |k|, then 1 / |q| */
-    /* for the warp that solves, while the others begin the next chunk */
-    float a[CHUNK][A_PITCH];    /* A / b; then 16 fp16: see t_rest() */
+    /* for the state warp that solves, while the warpgroup begins its next chunk */
+    float a[CHUNK][A_PITCH];    /* b A; then 16 fp16: see t_rest() */
     uint16_t t[CHUNK][T_PITCH]; /* T's diagonal tiles, one below the other, fp16 */
     float beta[CHUNK];
 };

@@ -198,20 +198,22 @@ static __device__ __forceinline__ void start_products(float d[16], const struct 
     wgmma_commit();
 }
 
-/* Accumulators of [Kd; Qd] Ki': warps 0, 1 hold A's rows, warps 2, 3 P's. */
+/* Accumulators of [Kd; Qd] Ki': warps 0, 1 hold A's rows, which b scales; warps 2, 3 hold P's. */
 static __device__ __forceinline__ void store_products(const float d[16], struct workshop *shop,
-                                                      struct chunk *out, int warp, int lane,
-                                                      enum pass pass)
+                                                      struct chunk *out, float beta, int warp,
+                                                      int lane, enum pass pass)
 {
     const int g = lane / 4, t = lane % 4, row = 16 * (warp % 2) + g;
     if (warp < 2) {
         float *const to = &shop->a[row][2 * t];
 #pragma unroll
-        for (int r = 0; r < 2; r++)
+        for (int r = 0; r < 2; r++) {
+            const float b = __shfl_sync(~0u, beta, row + 8 * r);
 #pragma unroll
             for (int j = 0; j < 4; j++)
                 *(float2 *)(to + 8 * A_PITCH * r + 8 * j) =
-                    make_float2(d[4 * j + 2 * r], d[4 * j + 2 * r + 1]);
+                    make_float2(b * d[4 * j + 2 * r], b * d[4 * j + 2 * r + 1]);
+        }
     } else if (pass != SUMMARIES) {
         char *const to = out->p + corner(row, 2 * t);
 #pragma unroll

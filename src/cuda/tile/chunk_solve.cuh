@@ -50,9 +50,7 @@ static __device__ __forceinline__ void solve(struct workshop *shop, struct chunk
         const int first = lane & ~7;
         const float *const a = &shop->a[first][first];
         const float own = shop->beta[lane];
-        float x[8], b[8], row[8][8];
-        load4(b, &shop->beta[first]);
-        load4(b + 4, &shop->beta[first + 4]);
+        float x[8], row[8][8];
 #pragma unroll
         for (int i = 1; i < 8; i++) {
             load4(row[i], a + A_PITCH * i);
@@ -65,7 +63,7 @@ static __device__ __forceinline__ void solve(struct workshop *shop, struct chunk
 #pragma unroll
             for (int j = 0; j < i; j++)
                 sum += row[i][j] * x[j];
-            x[i] = (i == lane % 8 ? 1.0f : 0.0f) - b[i] * sum;
+            x[i] = (i == lane % 8 ? 1.0f : 0.0f) - sum;
         }
         uint16_t *const high = t_high(shop, first, lane % 16);
         uint16_t *const rest = t_rest(shop, first, lane % 16);
@@ -87,8 +85,7 @@ static __device__ __forceinline__ void solve(struct workshop *shop, struct chunk
         for (int tile = 0; tile < 2; tile++) {
             const int row = 16 * tile + 8 + g;
             const float2 pair = *(const float2 *)&shop->a[row][16 * tile + 2 * t];
-            const float b = shop->beta[row];
-            split_f16x2(b * pair.x, b * pair.y, &left[3 * tile], &left_rest[3 * tile]);
+            split_f16x2(pair.x, pair.y, &left[3 * tile], &left_rest[3 * tile]);
         }
         const int from = 16 * (lane / 8 % 2) + lane % 8;
         ldmatrix_x2_trans(right, t_high(shop, from, 0));
@@ -119,8 +116,7 @@ static __device__ __forceinline__ void solve(struct workshop *shop, struct chunk
     for (int i = 0; i < 4; i++) {
         const int row = 16 + g + 8 * (i % 2);
         const float2 pair = *(const float2 *)&shop->a[row][2 * t + 8 * (i / 2)];
-        const float b = shop->beta[row];
-        split_f16x2(b * pair.x, b * pair.y, &left[i], &left_rest[i]);
+        split_f16x2(pair.x, pair.y, &left[i], &left_rest[i]);
     }
     ldmatrix_x4_trans(right, t_high(shop, lane % 16, 8 * (lane / 16)));
     ldmatrix_x4_trans(right_rest, t_rest(shop, lane % 16, 8 * (lane / 16)));
