@@ -145,6 +145,12 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
         __syncwarp(); /* every lane's stores are fenced: lane 0 may announce them */
         if (lane == 0)
             mbarrier_arrive(&s->full[place]);
+        if (warp == 3 && chunk + RING < w->chunks) {
+            mbarrier_wait(&s->full[place], chunk / RING % 2); /* all have left the raw place */
+            if (lane == 0)
+                fetch_raw(a, s, chunk + RING, pass);
+            __syncwarp(); /* one lane was alone */
+        }
         wgmma_wait(0);
         wgmma_pin_f32(norms, 32);
         if (more)
@@ -195,9 +201,6 @@ static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90
         struct chunk *chunk = &s->chunks[place];
         const int count = tokens_of_chunk(length, i);
         mbarrier_wait(&s->full[place], i / RING % 2);
-        if (thread == 0 && i + RING < chunks) /* the raw place is free, too */
-            fetch_raw(a, s, i + RING, pass);
-        __syncwarp(); /* one lane was alone */
         uint32_t v[4][2];
         load_values(v, chunk->v[group][0], warp, pass == SUMMARIES && w->from_identity ? 0 : count,
                     lane);
@@ -313,7 +316,7 @@ static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90
             if (token + 16 < count)
                 st_global_u32x4(out + 16 * r->out.stride_t, rows[1]);
         }
-        if (i + 1 < chunks && rederive(self) / 32 == solver_of_chunk(i + 1))
+        if (i + 1 < chunks && __any_sync(~0u, rederive(self) / 32 == solver_of_chunk(i + 1)))
             solve_chunk(s, i + 1, rederive(self) % 32);
         __syncwarp();
         if (rederive(self) % 32 == 0) /* 8 arrivals: every state warp; T's workshop is free, too */
