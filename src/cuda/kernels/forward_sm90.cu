@@ -73,7 +73,8 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
 {
     const struct head *w = &s->head;
     const float slope = load_gate(&a->prepare, FKDA_GATE_BOUNDED, w->h).slope;
-    int chunk = (threadIdx.x - 2 * ROLE_THREADS) / ROLE_THREADS;
+    /* the same in all lanes, and so that the compiler sees it */
+    int chunk = __shfl_sync(~0u, threadIdx.x / ROLE_THREADS - 2, 0);
     {
         float *const inverse = s->workshops[chunk].inverse;
         const int thread = threadIdx.x % ROLE_THREADS;
@@ -91,12 +92,11 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
         if (!a->prepare.qk_l2norm && thread % 32 < 16) /* the warp's own rows */
             inverse[16 * (thread / 32) + thread % 16] = 1.0f;
     }
-    const int self = rederive(threadIdx.x - 2 * ROLE_THREADS);
+    const int self = rederive(threadIdx.x % ROLE_THREADS);
     for (; chunk < w->chunks; chunk += PREPARERS) {
-        const int all = rederive(self), thread = all % ROLE_THREADS;
-        const int warp = thread / 32, lane = thread % 32;
-        const int barrier = all / ROLE_THREADS + 1; /* of this warpgroup */
-        struct workshop *const shop = &s->workshops[barrier - 1];
+        const int thread = rederive(self), warp = thread / 32, lane = thread % 32;
+        const int barrier = chunk % PREPARERS + 1; /* of this warpgroup */
+        struct workshop *const shop = &s->workshops[chunk % PREPARERS];
         const int place = chunk % RING;
         struct raw *raw = &s->raw[place];
         struct chunk *out = &s->chunks[place];

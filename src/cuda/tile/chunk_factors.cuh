@@ -146,6 +146,8 @@ static __device__ __forceinline__ int make_factors(struct raw *raw, struct chunk
 {
     const int warp = thread / 32, lane = thread % 32;
     float before[4], after[4], least = 0.0f;
+    const float from_0 = warp == 0 ? -1.0f : 0.0f, from_1 = warp <= 1 ? -1.0f : 0.0f;
+    const float from_2 = warp == 3 ? 1.0f : 0.0f;
     {
         float total[4][4];
 #pragma unroll
@@ -154,10 +156,7 @@ static __device__ __forceinline__ int make_factors(struct raw *raw, struct chunk
 #pragma unroll
         for (int d = 0; d < 4; d++) {
             /* G of the warps between this one and M */
-            const float shift = warp == 0   ? -total[0][d] - total[1][d]
-                                : warp == 1 ? -total[1][d]
-                                : warp == 2 ? 0.0f
-                                            : total[2][d];
+            const float shift = from_0 * total[0][d] + from_1 * total[1][d] + from_2 * total[2][d];
             const float to_middle = total[0][d] + total[1][d], past = total[2][d] + total[3][d];
             least = fminf(least, fminf(to_middle, past));
             before[d] = ex2_approx(to_middle);
