@@ -104,12 +104,13 @@ static __device__ __forceinline__ int tokens_of_chunk(int length, int chunk)
     return min((int)CHUNK, length - chunk * CHUNK);
 }
 
-/* x, of which the compiler knows nothing: what follows from it is computed where it is used, not
- * kept in registers around the loop. */
+/* x >= 0, of which the compiler knows nothing else: what follows from it is computed where it is
+ * used, not kept in registers around the loop. */
 static __device__ __forceinline__ int rederive(int x)
 {
     int y;
     asm volatile("mov.b32 %0, %1;" : "=r"(y) : "r"(x));
+    __builtin_assume(y >= 0); /* or divisions by powers of two take three instructions */
     return y;
 }
 
