@@ -138,6 +138,10 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
         wgmma_wait(1);
         wgmma_pin_f32(d, 16);
         beta = lane < count ? beta_of(&a->prepare, beta) : 0.0f;
+        if (chunk >= PREPARERS) { /* the last chunk's T is made: the workshop is free */
+            const int last = chunk - PREPARERS;
+            mbarrier_wait(&s->solved[last % RING], last / RING % 2);
+        }
         if (warp == 0)
             shop->beta[lane] = beta;
         store_products(d, shop, out, beta, warp, lane, pass);
@@ -307,6 +311,9 @@ static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90
         fence_proxy_async(); /* v's place is the copy engine's next */
         wgmma_wait(0);
         wgmma_pin_f32(&x.s[0][0], 4 * GROUPS);
+        __syncwarp();
+        if (lane == 0)
+            mbarrier_arrive(&s->empty[place]); /* 8 arrivals: every state warp */
         if (pass != SUMMARIES) {
             const int token = row_of_lane(lane);
             uint16_t *const out = w->out + (CHUNK * i + token) * r->out.stride_t + HALF_K * group +
@@ -318,9 +325,6 @@ static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90
         }
         if (i + 1 < chunks && __any_sync(~0u, rederive(self) / 32 == solver_of_chunk(i + 1)))
             solve_chunk(s, i + 1, rederive(self) % 32);
-        __syncwarp();
-        if (rederive(self) % 32 == 0) /* 8 arrivals: every state warp; T's workshop is free, too */
-            mbarrier_arrive(&s->empty[place]);
     }
     if (w->exit)
         store_state(&x, w->exit, w->exit_is_f32, 16 * (threadIdx.x / 32) + threadIdx.x % 32 / 4,

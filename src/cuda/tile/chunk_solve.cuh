@@ -16,14 +16,19 @@ static __device__ __forceinline__ uint16_t *t_rest(struct workshop *shop, int ro
     return (uint16_t *)&shop->a[row][CHUNK] + column;
 }
 
-/* D += A B, both in two fp16 terms: all but the product of the rests. */
+/* D = A B, both in two fp16 terms: all but the product of the rests. Three sums, which do not wait
+ * for one another. */
 static __device__ __forceinline__ void multiply_terms(float d[4], const uint32_t a[4],
                                                       const uint32_t a_rest[4], const uint32_t b[2],
                                                       const uint32_t b_rest[2])
 {
-    mma_m16n8k16_f16(d, a, b[0], b[1]);
-    mma_m16n8k16_f16(d, a, b_rest[0], b_rest[1]);
-    mma_m16n8k16_f16(d, a_rest, b[0], b[1]);
+    float x[4] = {0}, y[4] = {0}, z[4] = {0};
+    mma_m16n8k16_f16(x, a, b[0], b[1]);
+    mma_m16n8k16_f16(y, a, b_rest[0], b_rest[1]);
+    mma_m16n8k16_f16(z, a_rest, b[0], b[1]);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        d[i] = x[i] + (y[i] + z[i]);
 }
 
 /* The result of one product as the right operand of the next. */
@@ -80,7 +85,7 @@ static __device__ __forceinline__ void solve(struct workshop *shop, struct chunk
     {
         /* rows and columns 0..7 of the product belong to the first tile, 8..15 to the second */
         uint32_t left[4] = {0}, left_rest[4] = {0}, right[2], right_rest[2];
-        float y[4] = {0}, z[4] = {0};
+        float y[4], z[4];
 #pragma unroll
         for (int tile = 0; tile < 2; tile++) {
             const int row = 16 * tile + 8 + g;
@@ -111,7 +116,7 @@ static __device__ __forceinline__ void solve(struct workshop *shop, struct chunk
     }
     __syncwarp(); /* the tiles of 16 are whole */
     uint32_t left[4], left_rest[4], right[4], right_rest[4];
-    float y[2][4] = {{0}}, z[2][4] = {{0}};
+    float y[2][4], z[2][4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int row = 16 + g + 8 * (i % 2);
