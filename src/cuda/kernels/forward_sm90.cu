@@ -325,6 +325,7 @@ static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90
         }
         if (i + 1 < chunks && __any_sync(~0u, rederive(self) / 32 == solver_of_chunk(i + 1)))
             solve_chunk(s, i + 1, rederive(self) % 32);
+        __syncwarp(); /* or else the compiler takes the next turn for one that diverges */
     }
     if (w->exit)
         store_state(&x, w->exit, w->exit_is_f32, 16 * (threadIdx.x / 32) + threadIdx.x % 32 / 4,
