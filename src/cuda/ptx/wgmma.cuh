@@ -24,6 +24,13 @@ static __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, in
            (uint64_t)(stride >> 4) << 32 | (uint64_t)swizzle << 62;
 }
 
+/* The descriptor of what lies `pieces` of 16 bytes further on. Addresses do not carry. */
+static __device__ __forceinline__ uint64_t wgmma_ahead(uint64_t descriptor, int pieces)
+{
+    const uint32_t low = (uint32_t)descriptor + (uint32_t)pieces;
+    return descriptor >> 32 << 32 | low;
+}
+
 static __device__ __forceinline__ void wgmma_fence(void)
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");

@@ -186,9 +186,9 @@ static __device__ __forceinline__ void start_products(float d[16], const struct 
     wgmma_pin_f32(d, 16);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < STEPS; step++) { /* descriptors count in 16 bytes */
-        const uint64_t x = left + 512 * (step / 4) + 2 * (step % 4);
-        const uint64_t y = right + 256 * (step / 4) + 2 * (step % 4);
+    for (int step = 0; step < STEPS; step++) {
+        const uint64_t x = wgmma_ahead(left, 512 * (step / 4) + 2 * (step % 4));
+        const uint64_t y = wgmma_ahead(right, 256 * (step / 4) + 2 * (step % 4));
         if (narrow)
             wgmma_m64n32k16_f16(d, x, y, step > 0);
         else
