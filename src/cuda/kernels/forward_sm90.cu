@@ -27,14 +27,14 @@ static __device__ __forceinline__ void fetch_raw(const struct fkda_forward_sm90_
     uint64_t *barrier = &s->raw_full[chunk % RING];
     const int hk = s->head.h / a->prepare.heads_per_key;
     const int row = (int)s->head.seq.begin + chunk * CHUNK, batch = (int)s->head.seq.batch;
-    mbarrier_arrive_expect(barrier,
-                           sizeof(struct raw) - (pass == SUMMARIES ? sizeof raw->kq / 2 : 0));
+    mbarrier_arrive_expect(barrier, sizeof(struct raw) / 3 * (pass == SUMMARIES ? 2 : 3));
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        tensor_copy_4d(raw->kq[half][0], &a->k, HALF_K * half, hk, row, batch, barrier);
+        tensor_copy_4d(raw->rows[half][0], &a->k, HALF_K * half, hk, row, batch, barrier);
         if (pass != SUMMARIES)
-            tensor_copy_4d(raw->kq[half][CHUNK], &a->q, HALF_K * half, hk, row, batch, barrier);
-        tensor_copy_4d(raw->g[half][0], &a->g, HALF_K * half, s->head.h, row, batch, barrier);
+            tensor_copy_4d(raw->rows[half][CHUNK], &a->q, HALF_K * half, hk, row, batch, barrier);
+        tensor_copy_4d(raw->rows[half][2 * CHUNK], &a->g, HALF_K * half, s->head.h, row, batch,
+                       barrier);
     }
 }
 
@@ -108,7 +108,7 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
         {
             const int piece = 16 * (lane % 16 / 2) + 8 * (lane % 2);
             float G[8][4], total[4];
-            sum_gates(G, total, s, raw->g[lane / 16][8 * warp], piece, slope,
+            sum_gates(G, total, s, raw->rows[lane / 16][2 * CHUNK + 8 * warp], piece, slope,
                       a->prepare.lower_bound_log2, count, warp, lane);
             *(float4 *)&shop->totals[warp][4 * lane] =
                 make_float4(total[0], total[1], total[2], total[3]);
@@ -231,7 +231,7 @@ static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90
             right[2] *= e.x;
             right[3] *= e.y;
         }
-        const uint64_t kd = wgmma_descriptor(shared_address(chunk->kq), 0, 1024, WGMMA_SWIZZLE_128);
+        const uint64_t kd = wgmma_descriptor(shared_address(chunk->rows), 0, 1024, WGMMA_SWIZZLE_128);
         float o[16], u[16];
         wgmma_pin_u32(&sf[0][0], 4 * STEPS);
         wgmma_pin_f32(u, 16);
@@ -239,12 +239,12 @@ static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < STEPS; step++) /* descriptors count in 16 bytes */
-            wgmma_m64n32k16(u, sf[step], kd + 512 * (step / 4) + 2 * (step % 4), step > 0);
+            wgmma_m64n32k16(u, sf[step], kd + CHUNK_HALF / 16 * (step / 4) + 2 * (step % 4), step > 0);
         wgmma_commit();
         if (pass != SUMMARIES) { /* runs while R' is made */
 #pragma unroll
             for (int step = 0; step < STEPS; step++) /* Qd: 32 rows on */
-                wgmma_m64n32k16(o, sf[step], kd + 256 + 512 * (step / 4) + 2 * (step % 4),
+                wgmma_m64n32k16(o, sf[step], kd + 256 + CHUNK_HALF / 16 * (step / 4) + 2 * (step % 4),
                                 step > 0);
             wgmma_commit();
             wgmma_wait(1);
@@ -282,7 +282,8 @@ static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90
             for (int h = 0; h < 2; h++)
                 uh[j / 2][2 * (j % 2) + h] = cvt_rn_f16x2(u[4 * j + 2 * h], u[4 * j + 2 * h + 1]);
         const uint64_t kr =
-            wgmma_descriptor(shared_address(chunk->kr), 4096, 1024, WGMMA_SWIZZLE_128);
+            wgmma_descriptor(shared_address(chunk->rows[0][2 * CHUNK]), CHUNK_HALF, 1024,
+                             WGMMA_SWIZZLE_128);
         wgmma_pin_u32(&uh[0][0], 8);
         wgmma_pin_f32(o, 16);
         wgmma_pin_f32(&x.s[0][0], 4 * GROUPS);
@@ -295,7 +296,7 @@ static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90
 #pragma unroll
         for (int step = 0; step < 2; step++) {
             wgmma_m64n128k16(&x.s[0][0], uh[step], kr + 128 * step, 1);
-            wgmma_m64n128k16(&x.s[0][0], uh[step], kr + 512 + 128 * step, 1); /* the rest */
+            wgmma_m64n128k16(&x.s[0][0], uh[step], kr + 256 + 128 * step, 1); /* the rest */
         }
         wgmma_commit();
         uint4 rows[2];

@@ -13,6 +13,8 @@
 
 enum {
     CHUNK = 32,
+    RAW_HALF = 3 * CHUNK * 128, /* bytes of half the channels of struct raw and of struct chunk */
+    CHUNK_HALF = 4 * CHUNK * 128,
     HALF_K = 64, /* channels in a row of 128 bytes */
     ROLE_THREADS = 128,
     THREADS = FORWARD_SM90_THREADS,
@@ -31,17 +33,15 @@ enum {
 /* Raw q, k, g of a chunk as the copy engine brings them: rows of 64 channels, whose 16-byte pieces
  * are permuted (swizzled()). The factors of A and P take their place: k 2^G, q 2^G, k 2^-G. */
 struct raw {
-    char kq[2][2 * CHUNK][128]; /* [half of K][k rows, then q rows] */
-    char g[2][CHUNK][128];
+    char rows[2][3 * CHUNK][128]; /* [half of K][k rows, q rows, g rows] */
 };
 
 /* What the state warpgroups read of a chunk, as wgmma wants it. */
 struct chunk {
-    char kq[2][2 * CHUNK][128]; /* [half of K][Kd rows, then Qd rows] fp16, swizzled */
-    char kr[2][2][CHUNK][128];  /* [Kr, its rest][half of K] fp16, swizzled */
-    char p[2048];               /* P: fp16, see corner() */
-    float decay[TILE_K];        /* 2^(G_C - G_0) */
-    char tb[2048];              /* T b, as P */
+    char rows[2][4 * CHUNK][128]; /* [half of K][Kd, Qd, Kr, rest of Kr] fp16, swizzled */
+    char p[2048];                 /* P: fp16, see corner() */
+    float decay[TILE_K];          /* 2^(G_C - G_0) */
+    char tb[2048];                /* T b, as P */
     char unused[512];
     char v[2][CHUNK][128]; /* [half of V] bf16, swizzled; out takes its place */
 };

@@ -12,7 +12,7 @@ static __device__ __forceinline__ void clear_tail(struct raw *raw, int count, in
 {
     for (int i = thread; i < (CHUNK - count) * 48; i += ROLE_THREADS) {
         const int row = count + i / 48, part = i / 8 % 6, at = 16 * (i % 8);
-        char *rows = part < 4 ? raw->kq[part / 2][part % 2 * CHUNK] : raw->g[part - 4][0];
+        char *rows = raw->rows[part / 3][part % 3 * CHUNK];
         *(uint4 *)(rows + 128 * row + at) = make_uint4(0, 0, 0, 0);
     }
 }
@@ -20,10 +20,10 @@ static __device__ __forceinline__ void clear_tail(struct raw *raw, int count, in
 /* Starts the rows' products with themselves. */
 static __device__ __forceinline__ void start_norms(float d[32], const struct raw *raw)
 {
-    const uint64_t rows = wgmma_descriptor(shared_address(raw->kq), 0, 1024, WGMMA_SWIZZLE_128);
+    const uint64_t rows = wgmma_descriptor(shared_address(raw->rows), 0, 1024, WGMMA_SWIZZLE_128);
 #pragma unroll
-    for (int step = 0; step < STEPS; step++) { /* descriptors count in 16 bytes */
-        const uint64_t at = rows + 512 * (step / 4) + 2 * (step % 4);
+    for (int step = 0; step < STEPS; step++) {
+        const uint64_t at = wgmma_ahead(rows, RAW_HALF / 16 * (step / 4) + 2 * (step % 4));
         wgmma_m64n64k16_bf16(d, at, at, step > 0);
     }
     wgmma_commit();
@@ -85,14 +85,15 @@ static __device__ __forceinline__ void make_rows(struct raw *raw, struct chunk *
     const int warp = thread / 32, lane = thread % 32;
     const float *const inverse = shop->inverse + 8 * warp;
     const bool with_q = pass != SUMMARIES;
+    enum { Q = 128 * CHUNK, G_ROWS = 2 * Q, KR = 2 * Q, REST = 3 * Q }; /* after those of k */
     const int half = lane / 16, piece = 16 * (lane % 16 / 2) + 8 * (lane % 2);
-    char *const raw_k = raw->kq[half][8 * warp], *const raw_g = raw->g[half][8 * warp];
-    char *const chunk_k = out->kq[half][8 * warp], *const chunk_r = out->kr[0][half][8 * warp];
+    char *const from = raw->rows[0][8 * warp] + RAW_HALF * half;
+    char *const to = out->rows[0][8 * warp] + CHUNK_HALF * half;
     /* loads stay one token ahead of the stores, past which the compiler does not move them */
-    uint2 next_k = *(const uint2 *)(raw_k + piece);
+    uint2 next_k = *(const uint2 *)(from + piece);
     uint2 next_q = make_uint2(0, 0);
     if (with_q)
-        next_q = *(const uint2 *)(raw_k + piece + 128 * CHUNK);
+        next_q = *(const uint2 *)(from + piece + Q);
     float next_inverse_k = inverse[0], next_inverse_q = inverse[CHUNK];
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -103,9 +104,9 @@ static __device__ __forceinline__ void make_rows(struct raw *raw, struct chunk *
         unpack(q, next_q);
         if (i < 7) {
             const int next = (piece ^ 16 * (i + 1)) + 128 * (i + 1);
-            next_k = *(const uint2 *)(raw_k + next);
+            next_k = *(const uint2 *)(from + next);
             if (with_q)
-                next_q = *(const uint2 *)(raw_k + next + 128 * CHUNK);
+                next_q = *(const uint2 *)(from + next + Q);
             next_inverse_k = inverse[i + 1];
             next_inverse_q = inverse[CHUNK + i + 1];
         }
@@ -117,10 +118,10 @@ static __device__ __forceinline__ void make_rows(struct raw *raw, struct chunk *
             ki[d] = k[d] * down;
             qd[d] = q[d] * inverse_q * up;
         }
-        *(uint2 *)(raw_k + at) = narrow ? pack_f16(kd) : pack_bf16(kd);
+        *(uint2 *)(from + at) = narrow ? pack_f16(kd) : pack_bf16(kd);
         if (with_q)
-            *(uint2 *)(raw_k + at + 128 * CHUNK) = narrow ? pack_f16(qd) : pack_bf16(qd);
-        *(uint2 *)(raw_g + at) = narrow ? pack_f16(ki) : pack_bf16(ki);
+            *(uint2 *)(from + at + Q) = narrow ? pack_f16(qd) : pack_bf16(qd);
+        *(uint2 *)(from + at + G_ROWS) = narrow ? pack_f16(ki) : pack_bf16(ki);
 #pragma unroll
         for (int d = 0; d < 4; d++) {
             kd[d] *= before[d];
@@ -130,11 +131,11 @@ static __device__ __forceinline__ void make_rows(struct raw *raw, struct chunk *
             rest[d] = ki[d] - high;
             ki[d] = high;
         }
-        *(uint2 *)(chunk_k + at) = pack_f16(kd);
+        *(uint2 *)(to + at) = pack_f16(kd);
         if (with_q)
-            *(uint2 *)(chunk_k + at + 128 * CHUNK) = pack_f16(qd);
-        *(uint2 *)(chunk_r + at) = pack_f16(ki);
-        *(uint2 *)(chunk_r + at + sizeof out->kr[0]) = pack_f16(rest);
+            *(uint2 *)(to + at + Q) = pack_f16(qd);
+        *(uint2 *)(to + at + KR) = pack_f16(ki);
+        *(uint2 *)(to + at + REST) = pack_f16(rest);
     }
 }
 
@@ -181,14 +182,13 @@ static __device__ __forceinline__ int make_factors(struct raw *raw, struct chunk
 static __device__ __forceinline__ void start_products(float d[16], const struct raw *raw,
                                                       int narrow)
 {
-    const uint64_t left = wgmma_descriptor(shared_address(raw->kq), 0, 1024, WGMMA_SWIZZLE_128);
-    const uint64_t right = wgmma_descriptor(shared_address(raw->g), 0, 1024, WGMMA_SWIZZLE_128);
+    const uint64_t left = wgmma_descriptor(shared_address(raw->rows), 0, 1024, WGMMA_SWIZZLE_128);
     wgmma_pin_f32(d, 16);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < STEPS; step++) {
-        const uint64_t x = wgmma_ahead(left, 512 * (step / 4) + 2 * (step % 4));
-        const uint64_t y = wgmma_ahead(right, 256 * (step / 4) + 2 * (step % 4));
+        const uint64_t x = wgmma_ahead(left, RAW_HALF / 16 * (step / 4) + 2 * (step % 4));
+        const uint64_t y = wgmma_ahead(x, 2 * CHUNK * 128 / 16);
         if (narrow)
             wgmma_m64n32k16_f16(d, x, y, step > 0);
         else
