@@ -114,7 +114,7 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
                 make_float4(total[0], total[1], total[2], total[3]);
             if (chunk >= RING) /* the state warps have left the place */
                 mbarrier_wait(&s->empty[place], chunk / RING % 2 ^ 1);
-            if (thread == 0)
+            if (thread == 2 * 32) /* of a warp that has no beta to load */
                 fetch_values(a, s, chunk);
             named_barrier_sync(barrier, ROLE_THREADS); /* totals and norms are there */
             narrow = make_factors(raw, out, shop, G, rederive(thread), a->prepare.qk_l2norm, pass);
@@ -231,7 +231,8 @@ static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90
             right[2] *= e.x;
             right[3] *= e.y;
         }
-        const uint64_t kd = wgmma_descriptor(shared_address(chunk->rows), 0, 1024, WGMMA_SWIZZLE_128);
+        const uint64_t kd =
+            wgmma_descriptor(shared_address(chunk->rows), 0, 1024, WGMMA_SWIZZLE_128);
         float o[16], u[16];
         wgmma_pin_u32(&sf[0][0], 4 * STEPS);
         wgmma_pin_f32(u, 16);
@@ -239,13 +240,14 @@ static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < STEPS; step++) /* descriptors count in 16 bytes */
-            wgmma_m64n32k16(u, sf[step], kd + CHUNK_HALF / 16 * (step / 4) + 2 * (step % 4), step > 0);
+            wgmma_m64n32k16(u, sf[step], kd + CHUNK_HALF / 16 * (step / 4) + 2 * (step % 4),
+                            step > 0);
         wgmma_commit();
         if (pass != SUMMARIES) { /* runs while R' is made */
 #pragma unroll
             for (int step = 0; step < STEPS; step++) /* Qd: 32 rows on */
-                wgmma_m64n32k16(o, sf[step], kd + 256 + CHUNK_HALF / 16 * (step / 4) + 2 * (step % 4),
-                                step > 0);
+                wgmma_m64n32k16(o, sf[step],
+                                kd + 256 + CHUNK_HALF / 16 * (step / 4) + 2 * (step % 4), step > 0);
             wgmma_commit();
             wgmma_wait(1);
         } else {
@@ -281,9 +283,8 @@ static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90
 #pragma unroll
             for (int h = 0; h < 2; h++)
                 uh[j / 2][2 * (j % 2) + h] = cvt_rn_f16x2(u[4 * j + 2 * h], u[4 * j + 2 * h + 1]);
-        const uint64_t kr =
-            wgmma_descriptor(shared_address(chunk->rows[0][2 * CHUNK]), CHUNK_HALF, 1024,
-                             WGMMA_SWIZZLE_128);
+        const uint64_t kr = wgmma_descriptor(shared_address(chunk->rows[0][2 * CHUNK]), CHUNK_HALF,
+                                             1024, WGMMA_SWIZZLE_128);
         wgmma_pin_u32(&uh[0][0], 8);
         wgmma_pin_f32(o, 16);
         wgmma_pin_f32(&x.s[0][0], 4 * GROUPS);
