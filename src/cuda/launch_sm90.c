@@ -1,5 +1,6 @@
 /* launch_sm90.c: tensor maps and grid of the fused Hopper forward. In builds with 90a only. */
 #include <stdatomic.h>
+#include <stdlib.h>
 
 #include "cuda/cuda_launch.h"
 #include "cuda/forward_sm90.h"
@@ -96,10 +97,27 @@ static cudaError_t make_maps(struct fkda_forward_sm90_args *args)
     return error;
 }
 
-static cudaError_t launch(const void *kernel, int64_t blocks, struct fkda_forward_sm90_args *args,
-                          cudaStream_t stream)
+/* How many items a block takes, one after the other: the more the shorter they are, as long as
+ * every SM has a block. The next item is prepared while the state of the last one is stored. */
+int fkda_cuda_choose_items(int64_t items, int64_t tokens, int num_sms)
+{
+    enum { BLOCK_TOKENS = 1024 };
+    const char *e = getenv("ITEMS");
+    if (e) return atoi(e);
+    int64_t most = items / num_sms, wanted = BLOCK_TOKENS / (tokens > 0 ? tokens : 1);
+    most = most < FORWARD_SM90_ITEMS ? most : FORWARD_SM90_ITEMS;
+    wanted = wanted < most ? wanted : most;
+    return wanted > 1 ? (int)wanted : 1;
+}
+
+/* `tokens`: of an item, on average. */
+static cudaError_t launch(const void *kernel, int64_t items, int64_t tokens, int num_sms,
+                          struct fkda_forward_sm90_args *args, cudaStream_t stream)
 {
     void *params[] = {args};
+    args->items = items;
+    args->items_per_block = fkda_cuda_choose_items(items, tokens, num_sms);
+    const int64_t blocks = (items + args->items_per_block - 1) / args->items_per_block;
     const dim3 grid = {(unsigned)blocks, 1, 1}, block = {FORWARD_SM90_THREADS, 1, 1};
     return cudaLaunchKernel(kernel, grid, block, params, FORWARD_SM90_SHARED_BYTES, stream);
 }
@@ -126,6 +144,12 @@ static cudaError_t combine(const struct fkda_recurrence_args *r,
     return error;
 }
 
+static int64_t average_tokens(const struct fkda_prepare_args *prepare)
+{
+    const struct fkda_cuda_sequences *s = &prepare->sequences;
+    return s->cu_seqlens.data ? s->T / s->N : s->T;
+}
+
 cudaError_t fkda_cuda_launch_sm90(const struct fkda_prepare_args *prepare,
                                   const struct fkda_recurrence_args *recurrence,
                                   const struct fkda_segments *segments, int device, int num_sms,
@@ -144,12 +168,14 @@ cudaError_t fkda_cuda_launch_sm90(const struct fkda_prepare_args *prepare,
     }
     if (error != cudaSuccess)
         return error;
+    const int64_t tokens = (int64_t)SEGMENT_CHUNK_TOKENS * segments->chunks;
     if (segments->chunks == 0)
-        return launch((const void *)fkda_forward_sm90, chains, &args, stream);
-    error = launch((const void *)fkda_summaries_sm90, 2 * pieces, &args, stream);
+        return launch((const void *)fkda_forward_sm90, chains, average_tokens(prepare), num_sms,
+                      &args, stream);
+    error = launch((const void *)fkda_summaries_sm90, 2 * pieces, tokens, num_sms, &args, stream);
     if (error == cudaSuccess)
         error = combine(recurrence, segments, device, num_sms, stream);
     if (error == cudaSuccess)
-        error = launch((const void *)fkda_segments_sm90, pieces, &args, stream);
+        error = launch((const void *)fkda_segments_sm90, pieces, tokens, num_sms, &args, stream);
     return error;
 }

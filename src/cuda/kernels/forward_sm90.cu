@@ -21,41 +21,43 @@
 
 /* One thread starts the copies of a chunk's q, k, g. */
 static __device__ __forceinline__ void fetch_raw(const struct fkda_forward_sm90_args *a,
-                                                 struct shared *s, int chunk, enum pass pass)
+                                                 struct shared *s, struct cursor at, int chunk,
+                                                 enum pass pass)
 {
     struct raw *raw = &s->raw[chunk % RING];
     uint64_t *barrier = &s->raw_full[chunk % RING];
-    const int hk = s->head.h / a->prepare.heads_per_key;
-    const int row = (int)s->head.seq.begin + chunk * CHUNK, batch = (int)s->head.seq.batch;
+    const struct head *w = &s->heads[at.item];
+    const int hk = w->h / a->prepare.heads_per_key;
+    const int row = (int)w->seq.begin + (chunk - at.begin) * CHUNK, batch = (int)w->seq.batch;
     mbarrier_arrive_expect(barrier, sizeof(struct raw) / 3 * (pass == SUMMARIES ? 2 : 3));
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         tensor_copy_4d(raw->rows[half][0], &a->k, HALF_K * half, hk, row, batch, barrier);
         if (pass != SUMMARIES)
             tensor_copy_4d(raw->rows[half][CHUNK], &a->q, HALF_K * half, hk, row, batch, barrier);
-        tensor_copy_4d(raw->rows[half][2 * CHUNK], &a->g, HALF_K * half, s->head.h, row, batch,
-                       barrier);
+        tensor_copy_4d(raw->rows[half][2 * CHUNK], &a->g, HALF_K * half, w->h, row, batch, barrier);
     }
 }
 
 /* One thread starts the copy of a chunk's v. */
 static __device__ __forceinline__ void fetch_values(const struct fkda_forward_sm90_args *a,
-                                                    struct shared *s, int chunk)
+                                                    struct shared *s, struct cursor at, int chunk)
 {
     uint64_t *barrier = &s->full[chunk % RING];
-    const int row = (int)s->head.seq.begin + chunk * CHUNK, batch = (int)s->head.seq.batch;
+    const struct head *w = &s->heads[at.item];
+    const int row = (int)w->seq.begin + (chunk - at.begin) * CHUNK, batch = (int)w->seq.batch;
     mbarrier_arrive_expect(barrier, sizeof s->chunks[0].v);
 #pragma unroll
     for (int half = 0; half < 2; half++)
-        tensor_copy_4d(s->chunks[chunk % RING].v[half][0], &a->v, HALF_K * half, s->head.h, row,
+        tensor_copy_4d(s->chunks[chunk % RING].v[half][0], &a->v, HALF_K * half, w->h, row,
                        batch, barrier);
 }
 
 /* Brings rows of a chunk to what norms and gates can read: none past the end of the sequence. */
-static __device__ __forceinline__ void await_raw(struct shared *s, int chunk, int barrier,
-                                                 int thread)
+static __device__ __forceinline__ void await_raw(struct shared *s, struct cursor at, int chunk,
+                                                 int barrier, int thread)
 {
-    const int count = tokens_of_chunk(s->head.length, chunk);
+    const int count = tokens_of_chunk(s->heads[at.item].length, chunk - at.begin);
     /* a wait by parity tells neighbouring phases apart only: the other preparer has had the chunk
      * that was in this place before */
     if (chunk >= RING)
@@ -68,19 +70,29 @@ static __device__ __forceinline__ void await_raw(struct shared *s, int chunk, in
     }
 }
 
+/* What a warpgroup wants of a head whose chunks it begins. */
+static __device__ __forceinline__ void begin_head(const struct fkda_prepare_args *p,
+                                                  const struct head *w, struct workshop *shop,
+                                                  int barrier, int thread)
+{
+    shop->offset[thread] =
+        p->dt_bias ? w->slope * p->dt_bias[w->h * p->dt_bias_stride_h + thread] : 0.0f;
+    named_barrier_sync(barrier, ROLE_THREADS); /* offsets are there */
+}
+
 static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_sm90_args *a,
                                                       struct shared *s, enum pass pass)
 {
-    const struct head *w = &s->head;
-    const float slope = load_gate(&a->prepare, FKDA_GATE_BOUNDED, w->h).slope;
+    const int total = s->total;
+    struct cursor at = {-1, 0, 0};
     /* the same in all lanes, and so that the compiler sees it */
     int chunk = __shfl_sync(~0u, threadIdx.x / ROLE_THREADS - 2, 0);
     {
         float *const inverse = s->workshops[chunk].inverse;
         const int thread = threadIdx.x % ROLE_THREADS;
-        if (chunk < w->chunks) {
+        if (chunk < total) {
             float norms[32];
-            await_raw(s, chunk, 1 + chunk, thread);
+            await_raw(s, find_chunk(s, at, chunk), chunk, 1 + chunk, thread);
             wgmma_pin_f32(norms, 32);
             wgmma_fence();
             start_norms(norms, &s->raw[chunk]);
@@ -93,29 +105,35 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
             inverse[16 * (thread / 32) + thread % 16] = 1.0f;
     }
     const int self = rederive(threadIdx.x % ROLE_THREADS);
-    for (; chunk < w->chunks; chunk += PREPARERS) {
+    for (; chunk < total; chunk += PREPARERS) {
         const int thread = rederive(self), warp = thread / 32, lane = thread % 32;
         const int barrier = chunk % PREPARERS + 1; /* of this warpgroup */
         struct workshop *const shop = &s->workshops[chunk % PREPARERS];
         const int place = chunk % RING;
         struct raw *raw = &s->raw[place];
         struct chunk *out = &s->chunks[place];
-        const int count = tokens_of_chunk(w->length, chunk);
+        if (chunk >= at.end) {
+            at = find_chunk(s, at, chunk);
+            begin_head(&a->prepare, &s->heads[at.item], shop, barrier, thread);
+        }
+        const struct head *const w = &s->heads[at.item];
+        const int first = CHUNK * (chunk - at.begin);
+        const int count = min((int)CHUNK, w->length - first);
         int narrow;
         float beta = 0.0f;
         if (warp < 2 && lane < count) /* used much later */
-            beta = load_raw_beta(&a->prepare, w->seq, w->seq.begin + CHUNK * chunk + lane, w->h);
+            beta = load_raw_beta(&a->prepare, w->seq, w->seq.begin + first + lane, w->h);
         {
             const int piece = 16 * (lane % 16 / 2) + 8 * (lane % 2);
-            float G[8][4], total[4];
-            sum_gates(G, total, s, raw->rows[lane / 16][2 * CHUNK + 8 * warp], piece, slope,
-                      a->prepare.lower_bound_log2, count, warp, lane);
+            float G[8][4], sums[4];
+            sum_gates(G, sums, shop->offset, raw->rows[lane / 16][2 * CHUNK + 8 * warp], piece,
+                      w->slope, a->prepare.lower_bound_log2, count, warp, lane);
             *(float4 *)&shop->totals[warp][4 * lane] =
-                make_float4(total[0], total[1], total[2], total[3]);
+                make_float4(sums[0], sums[1], sums[2], sums[3]);
             if (chunk >= RING) /* the state warps have left the place */
                 mbarrier_wait(&s->empty[place], chunk / RING % 2 ^ 1);
             if (thread == 2 * 32) /* of a warp that has no beta to load */
-                fetch_values(a, s, chunk);
+                fetch_values(a, s, at, chunk);
             named_barrier_sync(barrier, ROLE_THREADS); /* totals and norms are there */
             narrow = make_factors(raw, out, shop, G, rederive(thread), a->prepare.qk_l2norm, pass);
         }
@@ -128,9 +146,9 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
         else
             start_products(d, raw, 0);
         const int next = chunk + PREPARERS;
-        const int more = next < w->chunks && a->prepare.qk_l2norm;
-        if (next < w->chunks)
-            await_raw(s, next, barrier, thread);
+        const int more = next < total && a->prepare.qk_l2norm;
+        if (next < total)
+            await_raw(s, find_chunk(s, at, next), next, barrier, thread);
         wgmma_pin_f32(norms, 32);
         wgmma_fence();
         /* also where nobody wants them: under a condition they would wait for A and P */
@@ -149,10 +167,10 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
         __syncwarp(); /* every lane's stores are fenced: lane 0 may announce them */
         if (lane == 0)
             mbarrier_arrive(&s->full[place]);
-        if (warp == 3 && chunk + RING < w->chunks) {
+        if (warp == 3 && chunk + RING < total) {
             mbarrier_wait(&s->full[place], chunk / RING % 2); /* all have left the raw place */
             if (lane == 0)
-                fetch_raw(a, s, chunk + RING, pass);
+                fetch_raw(a, s, find_chunk(s, at, chunk + RING), chunk + RING, pass);
             __syncwarp(); /* one lane was alone */
         }
         wgmma_wait(0);
@@ -170,45 +188,50 @@ static __device__ __forceinline__ int solver_of_chunk(int chunk)
     return chunk % 2 * 4 + chunk / 2 % 4;
 }
 
-/* T b of a chunk, by one state warp. */
-static __device__ __forceinline__ void solve_chunk(struct shared *s, int chunk, int lane)
+/* Waits for a chunk; one of the state warps makes its T b. */
+static __device__ __forceinline__ void begin_chunk(struct shared *s, int chunk, int thread)
 {
-    const int place = chunk % RING;
+    const int place = chunk % RING, lane = thread % 32;
     mbarrier_wait(&s->full[place], chunk / RING % 2);
-    solve(&s->workshops[chunk % PREPARERS], &s->chunks[place], lane);
-    fence_proxy_async();
-    __syncwarp(); /* every lane's stores are fenced: lane 0 may announce them */
-    if (lane == 0)
-        mbarrier_arrive(&s->solved[place]);
+    if (__any_sync(~0u, thread / 32 == solver_of_chunk(chunk))) {
+        solve(&s->workshops[chunk % PREPARERS], &s->chunks[place], lane);
+        fence_proxy_async();
+        __syncwarp(); /* every lane's stores are fenced: lane 0 may announce them */
+        if (lane == 0)
+            mbarrier_arrive(&s->solved[place]);
+    }
+    __syncwarp(); /* or else the compiler takes what follows for divergent */
 }
 
+/* Takes the state of an item through its chunks, of which the block's number `begun` is the first.
+ */
 static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90_args *a,
-                                                  struct shared *s, enum pass pass)
+                                                  struct shared *s, const struct head *w,
+                                                  int begun, enum pass pass)
 {
     const struct fkda_recurrence_args *r = &a->recurrence;
-    const struct head *w = &s->head;
     struct walker x;
     {
         const int row = 16 * (threadIdx.x / 32) + threadIdx.x % 32 / 4, t = threadIdx.x % 4;
         load_state(&x, w->entry, w->entry_is_f32, row, t);
         if (pass == SUMMARIES && w->from_identity)
             set_identity(&x, row, t);
+        __syncwarp();
     }
-    const int chunks = w->chunks, length = w->length, self = rederive(threadIdx.x);
-    if (chunks > 0 && self / 32 == solver_of_chunk(0))
-        solve_chunk(s, 0, self % 32);
-    for (int i = 0; i < chunks; i++) {
+    const int end = begun + __shfl_sync(~0u, w->chunks, 0), length = w->length;
+    const int self = rederive(threadIdx.x);
+    for (int i = begun; i < end; i++) {
         const int place = i % RING;
+        begin_chunk(s, i, rederive(self));
         const int thread = rederive(self);
         const int group = thread / ROLE_THREADS, warp = thread / 32 % 4;
         const int lane = thread % 32, t = lane % 4;
         struct chunk *chunk = &s->chunks[place];
-        const int count = tokens_of_chunk(length, i);
-        mbarrier_wait(&s->full[place], i / RING % 2);
+        const int first = CHUNK * (i - begun), count = min((int)CHUNK, length - first);
         uint32_t v[4][2];
         load_values(v, chunk->v[group][0], warp, pass == SUMMARIES && w->from_identity ? 0 : count,
                     lane);
-        choose_scale(&x, v, i % RESCALE_CHUNKS == 0 || !a->prepare.qk_l2norm, r->target_log2 - 1);
+        choose_scale(&x, v, first % (CHUNK * RESCALE_CHUNKS) == 0 || !a->prepare.qk_l2norm, r->target_log2 - 1);
 
         /* S f as an operand; then S takes the chunk's decay */
         uint32_t sf[STEPS][4];
@@ -318,20 +341,30 @@ static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90
             mbarrier_arrive(&s->empty[place]); /* 8 arrivals: every state warp */
         if (pass != SUMMARIES) {
             const int token = row_of_lane(lane);
-            uint16_t *const out = w->out + (CHUNK * i + token) * r->out.stride_t + HALF_K * group +
+            uint16_t *const out = w->out + (first + token) * r->out.stride_t + HALF_K * group +
                                   16 * warp + 8 * (lane % 2);
             if (token < count)
                 st_global_u32x4(out, rows[0]);
             if (token + 16 < count)
                 st_global_u32x4(out + 16 * r->out.stride_t, rows[1]);
         }
-        if (i + 1 < chunks && __any_sync(~0u, rederive(self) / 32 == solver_of_chunk(i + 1)))
-            solve_chunk(s, i + 1, rederive(self) % 32);
-        __syncwarp(); /* or else the compiler takes the next turn for one that diverges */
     }
     if (w->exit)
         store_state(&x, w->exit, w->exit_is_f32, 16 * (threadIdx.x / 32) + threadIdx.x % 32 / 4,
                     threadIdx.x % 4);
+    __syncwarp();
+}
+
+static __device__ __forceinline__ void walk_states(const struct fkda_forward_sm90_args *a,
+                                                   struct shared *s, enum pass pass)
+{
+    int begun = 0;
+    for (int item = 0; item < a->items_per_block; item++) {
+        const struct head *const w = &s->heads[item];
+        if (__any_sync(~0u, w->chunks > 0 || w->exit))
+            walk_state(a, s, w, begun, pass);
+        begun += __shfl_sync(~0u, w->chunks, 0); /* the same in all lanes, as the compiler sees */
+    }
 }
 
 /* Padding: zero rows, no state. */
@@ -342,50 +375,50 @@ static __device__ __forceinline__ void clear_output(const struct fkda_recurrence
         *(uint4 *)(w->out + i / 16 * r->out.stride_t + 8 * (i % 16)) = make_uint4(0, 0, 0, 0);
 }
 
-/* Finds the block's work. Returns false if there is none; padding gets its zero rows here. */
-static __device__ __forceinline__ bool find_work(const struct fkda_forward_sm90_args *a,
-                                                 struct head *w, enum pass pass)
+/* Finds an item. Without chunks and exit there is nothing to do but, maybe, padding. */
+static __device__ __forceinline__ void find_item(const struct fkda_forward_sm90_args *a,
+                                                 struct head *w, int64_t item, enum pass pass)
 {
     const struct fkda_recurrence_args *r = &a->recurrence;
     const struct fkda_segments *g = &a->segments;
-    const unsigned block = pass == SUMMARIES ? blockIdx.x / 2 : blockIdx.x;
-    const int64_t index = block / (unsigned)r->HV; /* of the sequence, or the segment's slot */
+    const unsigned pair = (unsigned)(pass == SUMMARIES ? item / 2 : item);
+    const int64_t index = pair / (unsigned)r->HV; /* of the sequence, or the segment's slot */
     const int64_t tokens = (int64_t)CHUNK * g->chunks;
     const int64_t n = pass == WHOLE
                           ? index
                           : sequence_of_piece(&r->sequences, index, (int)tokens, g->per_sequence);
     const int64_t slot = r->state_indices.data ? load_index(&r->state_indices, n) : n;
     int64_t first = 0; /* token of the sequence */
-    w->h = (int)(block % (unsigned)r->HV);
+    w->h = (int)(pair % (unsigned)r->HV);
     w->seq = sequence_at(&r->sequences, n);
     int64_t length = w->seq.length;
     if (pass != WHOLE) {
         first = (index - piece_base(&r->sequences, n, (int)tokens, g->per_sequence)) * tokens;
         if (first < 0 || (first > 0 && first >= length))
-            return false;
+            return;
         length -= first;
         length = length > tokens ? tokens : length;
     }
     const bool last = first + length == w->seq.length;
     w->seq.begin += first;
     w->length = (int)length;
-    w->chunks = (w->length + CHUNK - 1) / CHUNK;
     w->out = (uint16_t *)r->out.data + w->seq.batch * r->out.stride_b +
              w->seq.begin * r->out.stride_t + w->h * r->out.stride_h;
-    w->from_identity = 0;
     w->entry_is_f32 = w->exit_is_f32 = 1;
     const int64_t image = (index * r->HV + w->h) * TILE_K * TILE_K;
     if (slot < 0 || slot >= r->num_slots) {
-        if (pass != SUMMARIES)
-            clear_output(r, w);
-        return false;
+        w->padding = 1;
+        return;
     }
     if (pass == SUMMARIES) { /* the last segment's are not needed, nor what takes a zero state */
-        w->from_identity = blockIdx.x % 2;
-        w->entry = (const void *)0;
+        w->from_identity = (int)(item % 2);
+        if (last || (w->from_identity && first == 0 && !r->initial_state.data))
+            return;
         w->exit = (w->from_identity ? g->transition : g->entry) + image;
-        return !last && !(w->from_identity && first == 0 && !r->initial_state.data);
+        w->chunks = (w->length + CHUNK - 1) / CHUNK;
+        return;
     }
+    w->chunks = (w->length + CHUNK - 1) / CHUNK;
     w->entry = g->entry + image;
     if (pass == WHOLE) {
         w->entry = state_image(&r->initial_state, slot, w->h);
@@ -393,32 +426,40 @@ static __device__ __forceinline__ bool find_work(const struct fkda_forward_sm90_
     }
     w->exit = last ? state_image(&r->final_state, slot, w->h) : (void *)0;
     w->exit_is_f32 = r->final_state.is_f32;
-    return true;
 }
 
 static __device__ __forceinline__ void forward(const struct fkda_forward_sm90_args *a,
                                                struct shared *s, enum pass pass)
 {
-    struct head w;
-    if (!find_work(a, &w, pass))
-        return;
-    if (threadIdx.x < TILE_K) {
-        const float slope = load_gate(&a->prepare, FKDA_GATE_BOUNDED, w.h).slope;
-        const float *bias = a->prepare.dt_bias;
-        s->offset[threadIdx.x] =
-            bias ? slope * bias[w.h * a->prepare.dt_bias_stride_h + threadIdx.x] : 0.0f;
-    }
-    if (threadIdx.x == 0) {
-        s->head = w;
-        for (int i = 0; i < RING; i++) {
-            mbarrier_init(&s->raw_full[i], 1); /* the thread that starts the copies */
-            mbarrier_init(&s->full[i], 5);     /* 4 prepare warps, and the copy of v */
-            mbarrier_init(&s->solved[i], 1);   /* the state warp that made T */
-            mbarrier_init(&s->empty[i], 8);    /* the state warps */
+    const int items = a->items_per_block;
+    if (threadIdx.x < 32) {
+        struct head w = {{0}};
+        const int64_t item = (int64_t)blockIdx.x * items + threadIdx.x;
+        if ((int)threadIdx.x < items) {
+            if (item < a->items)
+                find_item(a, &w, item, pass);
+            w.slope = load_gate(&a->prepare, FKDA_GATE_BOUNDED, w.h).slope;
+            s->heads[threadIdx.x] = w;
         }
-        mbarrier_init_fence();
-        for (int i = 0; i < RING && i < w.chunks; i++)
-            fetch_raw(a, s, i, pass);
+        const int total = __reduce_add_sync(~0u, w.chunks);
+        if (threadIdx.x == 0) {
+            s->total = total;
+            for (int i = 0; i < RING; i++) {
+                mbarrier_init(&s->raw_full[i], 1); /* the thread that starts the copies */
+                mbarrier_init(&s->full[i], 5);     /* 4 prepare warps, and the copy of v */
+                mbarrier_init(&s->solved[i], 1);   /* the state warp that made T */
+                mbarrier_init(&s->empty[i], 8);    /* the state warps */
+            }
+            mbarrier_init_fence();
+        }
+        __syncwarp(); /* heads and barriers are there */
+        if (threadIdx.x == 0) {
+            struct cursor at = {-1, 0, 0};
+            for (int i = 0; i < RING && i < total; i++) {
+                at = find_chunk(s, at, i);
+                fetch_raw(a, s, at, i, pass);
+            }
+        }
     }
     /* what is above T's diagonal stays zero */
     for (int i = threadIdx.x; i < (int)sizeof s->chunks[0].tb / 16; i += THREADS)
@@ -434,13 +475,17 @@ static __device__ __forceinline__ void forward(const struct fkda_forward_sm90_ar
         *(float4 *)rest = *(float4 *)(rest + 4) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
     fence_proxy_async();
-    __syncthreads(); /* offsets, head, zeros and barriers are there */
+    __syncthreads(); /* heads, zeros and barriers are there */
+    if (pass != SUMMARIES)
+        for (int item = 0; item < items; item++)
+            if (s->heads[item].padding)
+                clear_output(&a->recurrence, &s->heads[item]);
     if (threadIdx.x >= 2 * ROLE_THREADS) {
         setmaxnreg_dec(PREPARE_REGISTERS);
         prepare_chunks(a, s, pass);
     } else {
         setmaxnreg_inc(STATE_REGISTERS);
-        walk_state(a, s, pass);
+        walk_states(a, s, pass);
     }
 }
 

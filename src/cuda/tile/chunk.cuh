@@ -50,6 +50,7 @@ static_assert(sizeof(struct raw) % 1024 == 0 && sizeof(struct chunk) % 1024 == 0
 
 /* What a prepare warpgroup works in. */
 struct workshop {
+    float offset[TILE_K];     /* slope * dt_bias of the head that the warpgroup is at */
     float totals[4][TILE_K];  /* gates of 8 tokens each, log2 */
     float inverse[2 * CHUNK]; /* 1 / |k|, then 1 / |q| */
     /* for the state warp that solves, while the warpgroup begins its next chunk */
@@ -65,7 +66,7 @@ enum pass {
     SEGMENTS   /* segments from the states that enter them */
 };
 
-/* What the block works on: a sequence or a segment of one, and a head. */
+/* An item of a block's work: a sequence or a segment of one, and a head. */
 struct head {
     struct sequence seq;
     uint16_t *out;
@@ -74,17 +75,36 @@ struct head {
     int h, length, chunks;
     int entry_is_f32, exit_is_f32;
     int from_identity; /* the state starts as 1, and v counts as 0 */
+    int padding;       /* output rows are zero, and that is all; no chunks */
+    float slope;       /* of the gate */
 };
 
 struct shared {
     struct raw raw[RING];
     struct chunk chunks[RING];
     struct workshop workshops[PREPARERS];
-    float offset[TILE_K]; /* slope * dt_bias */
-    struct head head;
+    struct head heads[FORWARD_SM90_ITEMS];
+    int total; /* chunks of all of them: they are counted through */
     uint64_t raw_full[RING], full[RING], solved[RING], empty[RING];
 };
 static_assert(sizeof(struct shared) <= FORWARD_SM90_SHARED_BYTES, "the host asks for this much");
+
+/* Where a chunk of the block's belongs: the item, and those of the block's chunks that it has. */
+struct cursor {
+    int item, begin, end;
+};
+
+/* Moves on to `chunk`, which is one of the block's. */
+static __device__ __forceinline__ struct cursor find_chunk(const struct shared *s,
+                                                           struct cursor at, int chunk)
+{
+    while (chunk >= at.end) {
+        at.item++;
+        at.begin = at.end;
+        at.end += s->heads[at.item].chunks;
+    }
+    return at;
+}
 
 /* Byte offset of the 16-byte piece c of a row of 128 bytes. */
 static __device__ __forceinline__ int swizzled(int row, int c)
