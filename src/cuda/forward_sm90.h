@@ -7,11 +7,7 @@
 #include "cuda/segments.h"
 #include "cuda/tile_image.h"
 
-enum {
-    FORWARD_SM90_THREADS = 512,
-    FORWARD_SM90_SHARED_BYTES = 227 * 1024,
-    FORWARD_SM90_ITEMS = 8 /* the most that a block works on, one after the other */
-};
+enum { FORWARD_SM90_THREADS = 512, FORWARD_SM90_SHARED_BYTES = 227 * 1024 };
 
 struct fkda_forward_sm90_args {
     CUtensorMap q, k, v, g; /* [B, T, H, 128] bf16; boxes of 32 tokens and 64 channels */
@@ -19,7 +15,7 @@ struct fkda_forward_sm90_args {
     struct fkda_recurrence_args recurrence;
     struct fkda_segments segments;
     int64_t items;       /* (sequence or segment, head) pairs, in SUMMARIES twice */
-    int items_per_block; /* <= FORWARD_SM90_ITEMS */
+    int items_per_block; /* <= MOST_BLOCK_ITEMS */
 };
 
 #endif

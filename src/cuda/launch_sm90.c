@@ -1,6 +1,5 @@
 /* launch_sm90.c: tensor maps and grid of the fused Hopper forward. In builds with 90a only. */
 #include <stdatomic.h>
-#include <stdlib.h>
 
 #include "cuda/cuda_launch.h"
 #include "cuda/forward_sm90.h"
@@ -97,26 +96,14 @@ static cudaError_t make_maps(struct fkda_forward_sm90_args *args)
     return error;
 }
 
-/* How many items a block takes, one after the other: the more the shorter they are, as long as
- * every SM has a block. The next item is prepared while the state of the last one is stored. */
-int fkda_cuda_choose_items(int64_t items, int64_t tokens, int num_sms)
-{
-    enum { BLOCK_TOKENS = 1024 };
-    const char *e = getenv("ITEMS");
-    if (e) return atoi(e);
-    int64_t most = items / num_sms, wanted = BLOCK_TOKENS / (tokens > 0 ? tokens : 1);
-    most = most < FORWARD_SM90_ITEMS ? most : FORWARD_SM90_ITEMS;
-    wanted = wanted < most ? wanted : most;
-    return wanted > 1 ? (int)wanted : 1;
-}
-
 /* `tokens`: of an item, on average. */
 static cudaError_t launch(const void *kernel, int64_t items, int64_t tokens, int num_sms,
                           struct fkda_forward_sm90_args *args, cudaStream_t stream)
 {
     void *params[] = {args};
     args->items = items;
-    args->items_per_block = fkda_cuda_choose_items(items, tokens, num_sms);
+    args->items_per_block =
+        fkda_cuda_choose_items(items, tokens, num_sms, &fkda_segment_costs_sm90);
     const int64_t blocks = (items + args->items_per_block - 1) / args->items_per_block;
     const dim3 grid = {(unsigned)blocks, 1, 1}, block = {FORWARD_SM90_THREADS, 1, 1};
     return cudaLaunchKernel(kernel, grid, block, params, FORWARD_SM90_SHARED_BYTES, stream);

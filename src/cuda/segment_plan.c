@@ -6,9 +6,12 @@
 /* Beyond this many segments a sequence, the combine step alone takes longer than is gained. */
 #define MOST_SEGMENTS 256
 
+#define MOST_BLOCK_TOKENS 2048
+
 const struct fkda_segment_costs fkda_segment_costs_sm90 = {
-    .chunk_us = 2.8,
-    .start_us = 7.0,
+    .chunk_us = 2.6,
+    .start_us = 6.0,
+    .item_us = 4.0,
     .pass1_share = 1.0,
     .combine_us = 2.4,
     .launch_us = 3.0,
@@ -41,6 +44,28 @@ static double rounds(int64_t blocks, int num_sms)
     return (double)divide_up(blocks, num_sms);
 }
 
+/* Time of blocks that take so many items each. */
+static double items_us(int64_t items, int64_t tokens, int per_block, int num_sms,
+                       const struct fkda_segment_costs *costs)
+{
+    const double chunks = (double)divide_up(tokens, SEGMENT_CHUNK_TOKENS);
+    return rounds(divide_up(items, per_block), num_sms) *
+           (costs->start_us - costs->item_us +
+            per_block * (costs->chunk_us * chunks + costs->item_us));
+}
+
+int fkda_cuda_choose_items(int64_t items, int64_t tokens, int num_sms,
+                           const struct fkda_segment_costs *costs)
+{
+    int best = 1;
+    /* nobody knows how unequal they are: blocks stay short, so that they even out */
+    for (int n = 2; n <= MOST_BLOCK_ITEMS && n * tokens <= MOST_BLOCK_TOKENS; n++)
+        if (items_us(items, tokens, n, num_sms, costs) <
+            items_us(items, tokens, best, num_sms, costs))
+            best = n;
+    return best;
+}
+
 static int64_t chunks_of_sequence(int64_t T, int64_t N)
 {
     return divide_up(divide_up(T, N), SEGMENT_CHUNK_TOKENS);
@@ -51,7 +76,8 @@ double fkda_cuda_predict_segments_us(int64_t T, int64_t N, int64_t HV, int num_s
 {
     const int64_t chains = N * HV, chunks = chunks_of_sequence(T, N);
     if (segment_chunks == 0 || segment_chunks >= chunks)
-        return (costs->chunk_us * (double)chunks + costs->start_us) * rounds(chains, num_sms);
+        return items_us(chains, T / N, fkda_cuda_choose_items(chains, T / N, num_sms, costs),
+                        num_sms, costs);
     const int64_t segments = divide_up(chunks, segment_chunks);
     const int64_t combine_blocks = chains * TILE_K / fkda_cuda_choose_combine_rows(chains, num_sms);
     const double pass1 = costs->pass1_share * rounds(2 * (segments - 1) * chains, num_sms);

@@ -22,6 +22,7 @@ enum { SEGMENT_CHUNK_TOKENS = 32, SEGMENT_UNIT_CHUNKS = 4 /* a segment is a mult
 struct fkda_segment_costs {
     double chunk_us;    /* 32 tokens in pass 2, and in a forward that is not split */
     double start_us;    /* until its first chunk */
+    double item_us;     /* from the last chunk of a sequence or segment to the first of the next */
     double pass1_share; /* the same in pass 1, as a share */
     double combine_us;  /* one segment in the combine step */
     double launch_us;   /* one more kernel */
@@ -40,6 +41,12 @@ int fkda_cuda_choose_segment(int64_t T, int64_t N, int64_t HV, int num_sms,
 double fkda_cuda_predict_segments_us(int64_t T, int64_t N, int64_t HV, int num_sms,
                                      int64_t segment_chunks,
                                      const struct fkda_segment_costs *costs);
+
+/* How many sequences or segments of so many tokens on average, of one head each, a block takes one
+ * after the other, at most MOST_BLOCK_ITEMS: more than one where they are short and many, so that
+ * the next is prepared while the state of the last one is stored. */
+int fkda_cuda_choose_items(int64_t items, int64_t tokens, int num_sms,
+                           const struct fkda_segment_costs *costs);
 
 /* Predicted time of the two portable kernels, for comparison. */
 double fkda_cuda_predict_sm80_us(int64_t T, int64_t N, int64_t HV, int num_sms);

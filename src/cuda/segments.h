@@ -4,6 +4,8 @@
 
 #include <stdint.h>
 
+enum { MOST_BLOCK_ITEMS = 8 /* sequences or segments that one block takes after another */ };
+
 /* Sequences cut into segments of `chunks` chunks from their start, so that few heads fill the
  * device. Segment i of sequence n has slot base(n) + i, where base is n per_sequence, or for varlen
  * cu_seqlens[n] / (32 chunks) + n. Images are fp32 [slots][HV][V, 128]. */

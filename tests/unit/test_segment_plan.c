@@ -148,6 +148,25 @@ static void test_rows_of_a_combine_block(void **state)
     assert_int_equal(fkda_cuda_choose_combine_rows(17, SMS), 32);
 }
 
+/* Several sequences a block: only where they are short and more than the SMs, and never so many
+ * that an SM stays without a block that had one before. */
+static void test_items_of_a_block(void **state)
+{
+    (void)state;
+    const int64_t calls[][3] = {{4096, 64, 8}, {1024, 256, 8},  {768, 1024, 2},  {576, 1365, 1},
+                                {131, 1, 1},   {132, 64, 1},    {96, 8192, 1},   {0, 0, 1},
+                                {4096, 0, 8},  {1 << 30, 1, 8}, {4096, 65536, 1}};
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++)
+        assert_int_equal(fkda_cuda_choose_items(calls[i][0], calls[i][1], SMS, costs), calls[i][2]);
+    for (int64_t items = 1; items < 5000; items += 37)
+        for (int64_t tokens = 1; tokens < 4096; tokens *= 3) {
+            const int n = fkda_cuda_choose_items(items, tokens, SMS, costs);
+            assert_in_range(n, 1, MOST_BLOCK_ITEMS);
+            if (items <= SMS)
+                assert_int_equal(n, 1);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -160,6 +179,7 @@ int main(void)
         cmocka_unit_test(test_slots),
         cmocka_unit_test(test_slots_of_ragged_sequences_do_not_meet),
         cmocka_unit_test(test_rows_of_a_combine_block),
+        cmocka_unit_test(test_items_of_a_block),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

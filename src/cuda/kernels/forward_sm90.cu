@@ -49,8 +49,8 @@ static __device__ __forceinline__ void fetch_values(const struct fkda_forward_sm
     mbarrier_arrive_expect(barrier, sizeof s->chunks[0].v);
 #pragma unroll
     for (int half = 0; half < 2; half++)
-        tensor_copy_4d(s->chunks[chunk % RING].v[half][0], &a->v, HALF_K * half, w->h, row,
-                       batch, barrier);
+        tensor_copy_4d(s->chunks[chunk % RING].v[half][0], &a->v, HALF_K * half, w->h, row, batch,
+                       barrier);
 }
 
 /* Brings rows of a chunk to what norms and gates can read: none past the end of the sequence. */
@@ -152,7 +152,7 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
         wgmma_pin_f32(norms, 32);
         wgmma_fence();
         /* also where nobody wants them: under a condition they would wait for A and P */
-        start_norms(norms, &s->raw[(more ? next : chunk) % RING]);
+        start_norms(norms, &s->raw[(next < total ? next : chunk) % RING]);
         wgmma_wait(1);
         wgmma_pin_f32(d, 16);
         beta = lane < count ? beta_of(&a->prepare, beta) : 0.0f;
@@ -206,8 +206,8 @@ static __device__ __forceinline__ void begin_chunk(struct shared *s, int chunk, 
 /* Takes the state of an item through its chunks, of which the block's number `begun` is the first.
  */
 static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90_args *a,
-                                                  struct shared *s, const struct head *w,
-                                                  int begun, enum pass pass)
+                                                  struct shared *s, const struct head *w, int begun,
+                                                  enum pass pass)
 {
     const struct fkda_recurrence_args *r = &a->recurrence;
     struct walker x;
@@ -231,7 +231,8 @@ static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90
         uint32_t v[4][2];
         load_values(v, chunk->v[group][0], warp, pass == SUMMARIES && w->from_identity ? 0 : count,
                     lane);
-        choose_scale(&x, v, first % (CHUNK * RESCALE_CHUNKS) == 0 || !a->prepare.qk_l2norm, r->target_log2 - 1);
+        choose_scale(&x, v, first % (CHUNK * RESCALE_CHUNKS) == 0 || !a->prepare.qk_l2norm,
+                     r->target_log2 - 1);
 
         /* S f as an operand; then S takes the chunk's decay */
         uint32_t sf[STEPS][4];
@@ -355,12 +356,23 @@ static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90
     __syncwarp();
 }
 
+/* Brings the state that an item begins with to L2. */
+static __device__ __forceinline__ void prefetch_state(const struct head *w)
+{
+    const int bytes = TILE_K * TILE_K * (w->entry_is_f32 ? 4 : 2);
+    if (w->entry)
+        for (int i = 128 * threadIdx.x; i < bytes; i += 128 * 2 * ROLE_THREADS)
+            prefetch_l2((const char *)w->entry + i);
+}
+
 static __device__ __forceinline__ void walk_states(const struct fkda_forward_sm90_args *a,
                                                    struct shared *s, enum pass pass)
 {
     int begun = 0;
     for (int item = 0; item < a->items_per_block; item++) {
         const struct head *const w = &s->heads[item];
+        if (item + 1 < a->items_per_block)
+            prefetch_state(w + 1);
         if (__any_sync(~0u, w->chunks > 0 || w->exit))
             walk_state(a, s, w, begun, pass);
         begun += __shfl_sync(~0u, w->chunks, 0); /* the same in all lanes, as the compiler sees */

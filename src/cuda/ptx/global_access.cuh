@@ -25,6 +25,21 @@ static __device__ __forceinline__ uint2 ld_global_stream_u32x2(const void *p)
     return x;
 }
 
+/* Where the compiler cannot see that a pointer is one to global memory. */
+static __device__ __forceinline__ float2 ld_global_f32x2(const float *p)
+{
+    float2 x;
+    asm volatile("ld.global.v2.f32 {%0,%1}, [%2];" : "=f"(x.x), "=f"(x.y) : "l"(p) : "memory");
+    return x;
+}
+
+static __device__ __forceinline__ uint32_t ld_global_u32(const void *p)
+{
+    uint32_t x;
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+    return x;
+}
+
 /* 16 bytes at once, which the compiler does not make of every assignment. */
 static __device__ __forceinline__ void st_global_u32x4(void *p, uint4 x)
 {

@@ -83,7 +83,7 @@ struct shared {
     struct raw raw[RING];
     struct chunk chunks[RING];
     struct workshop workshops[PREPARERS];
-    struct head heads[FORWARD_SM90_ITEMS];
+    struct head heads[MOST_BLOCK_ITEMS];
     int total; /* chunks of all of them: they are counted through */
     uint64_t raw_full[RING], full[RING], solved[RING], empty[RING];
 };
@@ -95,8 +95,8 @@ struct cursor {
 };
 
 /* Moves on to `chunk`, which is one of the block's. */
-static __device__ __forceinline__ struct cursor find_chunk(const struct shared *s,
-                                                           struct cursor at, int chunk)
+static __device__ __forceinline__ struct cursor find_chunk(const struct shared *s, struct cursor at,
+                                                           int chunk)
 {
     while (chunk >= at.end) {
         at.item++;

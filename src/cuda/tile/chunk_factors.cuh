@@ -52,9 +52,9 @@ static __device__ __forceinline__ void finish_norms(float inverse[2 * CHUNK], co
  * the warps before it G of token i, less those of the warps between, is -(sum of i + 1 .. 7), else
  * the sum of 0 .. i. Returns the sum of all 8. */
 static __device__ __forceinline__ void sum_gates(float G[8][4], float total[4],
-                                                 const float *offsets, const char *rows,
-                                                 int piece, float slope, float bound, int count,
-                                                 int warp, int lane)
+                                                 const float *offsets, const char *rows, int piece,
+                                                 float slope, float bound, int count, int warp,
+                                                 int lane)
 {
     const float4 offset = *(const float4 *)&offsets[4 * lane];
     const float o[4] = {offset.x, offset.y, offset.z, offset.w};

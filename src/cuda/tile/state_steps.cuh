@@ -8,6 +8,7 @@
 #ifndef FKDA_TILE_STATE_STEPS_CUH
 #define FKDA_TILE_STATE_STEPS_CUH
 
+#include "cuda/ptx/global_access.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/tile/bf16.cuh"
 #include "cuda/tile_map.cuh"
@@ -37,9 +38,9 @@ static __device__ __forceinline__ void load_state(struct walker *w, const void *
             const int64_t at = (int64_t)(row + 8 * r) * TILE_K + 8 * j + 2 * t;
             float2 x = make_float2(0.0f, 0.0f);
             if (image && is_f32) {
-                x = *(const float2 *)((const float *)image + at);
+                x = ld_global_f32x2((const float *)image + at);
             } else if (image) {
-                const uint32_t pair = *(const uint32_t *)((const uint16_t *)image + at);
+                const uint32_t pair = ld_global_u32((const uint16_t *)image + at);
                 x = make_float2(bf16_low(pair), bf16_high(pair));
             }
             w->s[j][2 * r] = x.x;
@@ -56,6 +57,7 @@ static __device__ __forceinline__ float scale_down(float x, int e)
 static __device__ __forceinline__ void store_state(const struct walker *w, void *image, int is_f32,
                                                    int row, int t)
 {
+    __builtin_assume(__isGlobal(image));
 #pragma unroll
     for (int j = 0; j < GROUPS; j++)
 #pragma unroll
