@@ -32,7 +32,7 @@ int64_t fkda_cuda_segment_slots(int64_t T, int64_t N, int varlen, int64_t segmen
 
 int fkda_cuda_choose_combine_rows(int64_t chains, int num_sms)
 {
-    return chains * (TILE_K / 16) <= num_sms ? 16 : 32;
+    return chains * (TILE_K / 8) <= num_sms / 2 ? 8 : 16;
 }
 
 /* Blocks run in rounds of one for each SM. */

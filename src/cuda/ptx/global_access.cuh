@@ -44,10 +44,4 @@ static __device__ __forceinline__ float2 load_once_f32x2(const float *from)
     return x;
 }
 
-/* Asks for the cache line of an address to be brought to L2. */
-static __device__ __forceinline__ void prefetch_l2(const void *from)
-{
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
-}
-
 #endif
