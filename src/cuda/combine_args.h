@@ -12,11 +12,11 @@
 #include "cuda/tile_image.h"
 
 enum {
-    COMBINE_WARPS = 8, /* of products; one more copies */
-    COMBINE_THREADS = 32 * (COMBINE_WARPS + 1),
+    COMBINE_WARPS = 8, /* of products; of four more, one copies and the others lend registers */
+    COMBINE_THREADS = 32 * (COMBINE_WARPS + 4),
     COMBINE_IMAGE_ITEMS = TILE_K * TILE_K,
     COMBINE_PLACES = 3, /* for an M in shared memory */
-    COMBINE_SHARED_BYTES = 4 * COMBINE_PLACES * COMBINE_IMAGE_ITEMS + 18432
+    COMBINE_SHARED_BYTES = 4 * COMBINE_PLACES * COMBINE_IMAGE_ITEMS + 34944
 };
 
 struct fkda_combine_args {

@@ -5,46 +5,55 @@
  * E has ones where the diagonal of M_i is above one half and zeros elsewhere. A block carries 8 or
  * 16 value channels (rows of S) of one (sequence, value head) through all segments. The M_i pass
  * through a ring of places in shared memory, which a copy warp keeps full; it also makes M - E of M
- * before it announces it. Each other warp owns 16 columns of the product.
+ * before it announces it. Two warpgroups multiply, each warp 16 columns of the product; columns of
+ * M_{i+1} take the registers of those of M_i as soon as these are used up.
  * Products are three tf32 ones: the range of fp32, so that no scale is needed, and 21 bits. The
  * tensor core cuts off what it cannot hold. Because of E that costs a share of the change only:
  * what M keeps is kept exactly, and the error does not grow with the segments. Where M forgets, E
  * is zero, and a large state leaves nothing behind.
- * For sm_90 (bulk copies); launched by launch_combine.c. Trusts every size in combine_args.h.
+ * For sm_90 (wgmma, bulk copies); launched by launch_combine.c. Trusts every size in
+ * combine_args.h.
  */
 #include "cuda/combine_args.h"
 #include "cuda/ptx/bulk_copy.cuh"
 #include "cuda/ptx/global_access.cuh"
 #include "cuda/ptx/mbarrier.cuh"
-#include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/tf32.cuh"
+#include "cuda/ptx/wgmma.cuh"
 #include "cuda/tile/bf16.cuh"
 #include "cuda/tile/transition.cuh"
 #include "cuda/tile_map.cuh"
 
 enum {
-    MOST_TILES = 2,       /* of 8 rows of S */
-    PREFETCH_SEGMENTS = 5 /* to L2; 3 of them are in the ring or on their way */
+    MOST_TILES = 2, /* of 8 rows of S */
+    STEPS_8 = TILE_K / 8,
+    BATCHES = 8, /* of steps: columns of M come to registers in so many parts */
+    BATCH = STEPS_8 / BATCHES,
+    PREFETCH_SEGMENTS = 5, /* to L2; 3 of them are in the ring or on their way */
+    /* Rows of S, the right operand: [step][k % 2][high or low part][tile][8 rows]{ 4 of k }, in
+     * words; the last four keep the stores of two steps apart in the banks. */
+    GROUP_WORDS = 8 * 4,
+    MOST_STEP_WORDS = 2 * 2 * MOST_TILES * GROUP_WORDS + 4
 };
 /* The share of a product that the cut-off bits take on average: 5 2^-23. */
 #define UNBIAS 1.0000006f
 
 struct shared {
     float m[COMBINE_PLACES][COMBINE_IMAGE_ITEMS]; /* M_i - E: place i % PLACES */
-    float rows[2][8 * MOST_TILES][TILE_K];        /* entry_i: i % 2 */
+    uint32_t rows[2][STEPS_8 * MOST_STEP_WORDS];  /* entry_i: i % 2 */
     float kept[COMBINE_PLACES][TILE_K];           /* the diagonal of E */
     /* M is there: the copies; M - E is there: the copy warp; the other warps have left the place */
     uint64_t full[COMBINE_PLACES], ready[COMBINE_PLACES], used[COMBINE_PLACES];
 };
 static_assert(sizeof(struct shared) <= COMBINE_SHARED_BYTES, "");
 
-/* Products are S' transposed: 16 columns of M are the rows of the left operand, 8 rows of S the
- * columns of the right one. The order of the reduction and of the 16 columns is free, and such that
- * registers hold what loads bring. Lane (g, t) = (lane / 4, lane % 4) has in a step of 16
- *     of M  rows 4t .. 4t + 3, columns 2g and 2g + 1 of its warp's 16: two pieces (transition.cuh)
- *     of S  row g of each tile, columns 4t .. 4t + 3
- *     of the result  rows 2t and 2t + 1 of each tile, columns 2g and 2g + 1 of its warp's 16
- * Rows of S lie in pieces of 4 columns, permuted (piece_of()). */
+/* Products are S' transposed: 16 columns of M are a warp's rows of the left operand, the rows of S
+ * the columns of the right one. The order of the reduction and of the 16 columns is free, and such
+ * that registers hold what loads bring. Lane (g, t) = (lane / 4, lane % 4) has
+ *     of M  for steps 2j and 2j + 1 of the reduction: rows 16j + 4t, + 1 and 16j + 4t + 2, + 3,
+ *           columns 2g and 2g + 1 of its warp's 16: a piece each (transition.cuh)
+ *     of the result  rows 2t and 2t + 1 of each tile of 8, columns 2g and 2g + 1 of its warp's 16
+ */
 struct part {
     float2 x[MOST_TILES][2]; /* the lane's part of a result or of an image: [tile][row 2t or + 1] */
 };
@@ -110,86 +119,125 @@ static __device__ __forceinline__ void load_initial(struct part *s,
         }
 }
 
-/* Where a piece of a row of S lies in it: neither the eight lanes that load four pieces of two rows
- * nor the sixteen that store two pieces of four rows meet in a bank. */
-static __device__ __forceinline__ int piece_of(int row, int piece)
+static __device__ __forceinline__ int step_words(int tiles)
 {
-    return piece ^ (row / 2 % 4 * 2 ^ row % 2 * 4);
+    return 2 * 2 * tiles * GROUP_WORDS + 4;
 }
 
-static __device__ __forceinline__ void publish(float rows[][TILE_K], const struct part *s,
-                                               int tiles)
+static __device__ __forceinline__ void publish(uint32_t *rows, const struct part *s, int tiles)
 {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    uint32_t *const to = rows + (2 * warp + g % 2) * step_words(tiles) + 2 * t * 4 + g / 2;
 #pragma unroll
     for (int tile = 0; tile < tiles; tile++)
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const int piece = piece_of(2 * t + r, 4 * warp + g / 2);
-            *(float2 *)&rows[8 * tile + 2 * t + r][4 * piece + g % 2 * 2] = s->x[tile][r];
-        }
-}
-
-/* What a lane loads for a step. */
-struct operands {
-    float4 m[2]; /* rows 4t, 4t + 1 and the next two */
-    float4 s[MOST_TILES];
-};
-
-/* m: where the lane's first piece lies. */
-static __device__ __forceinline__ void load_columns(struct operands *x, const float *m, int step)
-{
+        for (int r = 0; r < 2; r++)
 #pragma unroll
-    for (int i = 0; i < 2; i++)
-        x->m[i] = *(const float4 *)(m + (8 * step + i) * 2 * TILE_K);
-}
-
-static __device__ __forceinline__ void load_rows(struct operands *x, const float rows[][TILE_K],
-                                                 int step, int tiles)
-{
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-#pragma unroll
-    for (int tile = 0; tile < tiles; tile++)
-        x->s[tile] = *(const float4 *)&rows[8 * tile + g][4 * piece_of(g, 4 * step + t)];
-}
-
-/* high high, high low and low high: sums of their own, so that products wait less for each other.
- * [tile]{ column 2g: row 2t, 2t + 1; column 2g + 1 } */
-struct sums {
-    float d[3][MOST_TILES][4];
-};
-
-/* Adds the products of one step. */
-static __device__ __forceinline__ void multiply_step(struct sums *sums, const struct operands *x,
-                                                     int tiles)
-{
-#pragma unroll
-    for (int i = 0; i < 2; i++) { /* a product reduces 8: two of each lane's four */
-        uint32_t high[4], low[4], s_high[MOST_TILES][2], s_low[MOST_TILES][2];
-        split_tf32(x->m[i].x, &high[0], &low[0]);
-        split_tf32(x->m[i].y, &high[1], &low[1]);
-        split_tf32(x->m[i].z, &high[2], &low[2]);
-        split_tf32(x->m[i].w, &high[3], &low[3]);
-#pragma unroll
-        for (int tile = 0; tile < tiles; tile++) {
-            const float4 s = x->s[tile];
-            split_tf32(i ? s.z : s.x, &s_high[tile][0], &s_low[tile][0]);
-            split_tf32(i ? s.w : s.y, &s_high[tile][1], &s_low[tile][1]);
-        }
-#pragma unroll
-        for (int which = 0; which < 3; which++)
-#pragma unroll
-            for (int tile = 0; tile < tiles; tile++) {
-                const uint32_t *right = which == 2 ? s_low[tile] : s_high[tile];
-                mma_m16n8k8_tf32(sums->d[which][tile], which == 1 ? low : high, right[0], right[1]);
+            for (int k = 0; k < 2; k++) {
+                uint32_t high, low, *const at = to + (2 * k * tiles + tile) * GROUP_WORDS + 4 * r;
+                split_tf32(k ? s->x[tile][r].y : s->x[tile][r].x, &high, &low);
+                at[0] = high;
+                at[tiles * GROUP_WORDS] = low;
             }
+    fence_proxy_async();
+}
+
+/* The lane's share of M - E. */
+struct columns {
+    uint32_t high[STEPS_8][4], low[STEPS_8][4];
+};
+
+/* m: where the lane's first piece lies. High and low parts are not apart yet. */
+static __device__ __forceinline__ void load_batch(struct columns *x, const float *m, int batch)
+{
+#pragma unroll
+    for (int i = BATCH * batch; i < BATCH * (batch + 1); i++) {
+        const uint4 piece = *(const uint4 *)(m + (i / 2 * 8 + i % 2) * 2 * TILE_K);
+        x->high[i][0] = piece.x;
+        x->high[i][1] = piece.y;
+        x->high[i][2] = piece.z;
+        x->high[i][3] = piece.w;
     }
 }
 
-static __device__ __forceinline__ float finish_item(float s, float kept, float b,
-                                                    const struct sums *sums, int tile, int at)
+/* The batch is in these registers here. */
+static __device__ __forceinline__ void pin_batch(struct columns *x, int batch)
 {
-    const float sum = sums->d[0][tile][at] + (sums->d[1][tile][at] + sums->d[2][tile][at]);
+    wgmma_pin_u32(x->high[BATCH * batch], 4 * BATCH);
+    wgmma_pin_u32(x->low[BATCH * batch], 4 * BATCH);
+}
+
+static __device__ __forceinline__ void split_batch(struct columns *x, int batch)
+{
+#pragma unroll
+    for (int i = BATCH * batch; i < BATCH * (batch + 1); i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            split_tf32(__uint_as_float(x->high[i][j]), &x->high[i][j], &x->low[i][j]);
+    pin_batch(x, batch);
+}
+
+/* The columns' high parts times both parts of S, [part][tile], and their low parts times its high
+ * parts, [tile]; each { column 2g: row 2t, 2t + 1; column 2g + 1 } */
+struct sums {
+    float both[2 * MOST_TILES * 4], low[MOST_TILES * 4];
+};
+
+/* The products of one batch. */
+static __device__ __forceinline__ void multiply_batch(struct sums *sums, const struct columns *x,
+                                                      uint64_t rows, int batch, int tiles)
+{
+    wgmma_fence();
+#pragma unroll
+    for (int i = BATCH * batch; i < BATCH * (batch + 1); i++) {
+        const uint64_t step = rows + i * step_words(tiles) / 4; /* counted in 16 bytes */
+        if (tiles == 2) {
+            wgmma_m64n32k8_tf32(sums->both, x->high[i], step, i > 0);
+            wgmma_m64n16k8_tf32(sums->low, x->low[i], step, i > 0);
+        } else {
+            wgmma_m64n16k8_tf32(sums->both, x->high[i], step, i > 0);
+            wgmma_m64n8k8_tf32(sums->low, x->low[i], step, i > 0);
+        }
+    }
+    wgmma_commit();
+}
+
+/* Once all but PENDING batches have been multiplied, the last of these is loaded anew. */
+#define LOAD_BEHIND(x, m, batch, PENDING) \
+    do {                                  \
+        wgmma_wait(PENDING);              \
+        pin_batch(x, batch);              \
+        load_batch(x, m, batch);          \
+    } while (0)
+
+/* Multiplies by the columns, and loads those of the next M, at `next`, once it is ready. A batch is
+ * taken apart while those before are multiplied. */
+static __device__ __forceinline__ void multiply(struct sums *sums, struct columns *x,
+                                                const uint32_t *rows, const float *next,
+                                                uint64_t *ready, int parity, int tiles)
+{
+    const int group_bytes = GROUP_WORDS * sizeof *rows;
+    const uint64_t right = wgmma_descriptor(shared_address(rows), 2 * tiles * group_bytes,
+                                            group_bytes, WGMMA_SWIZZLE_NONE);
+#pragma unroll
+    for (int batch = 0; batch < BATCHES; batch++) {
+        split_batch(x, batch);
+        multiply_batch(sums, x, right, batch, tiles);
+        if (batch == 1)
+            mbarrier_wait(ready, parity);
+        if (batch >= 2)
+            LOAD_BEHIND(x, next, batch - 2, 2);
+    }
+    LOAD_BEHIND(x, next, BATCHES - 2, 1);
+    LOAD_BEHIND(x, next, BATCHES - 1, 0);
+    wgmma_pin_f32(sums->both, 8 * tiles);
+    wgmma_pin_f32(sums->low, 4 * tiles);
+}
+
+static __device__ __forceinline__ float finish_item(float s, float kept, float b,
+                                                    const struct sums *sums, int at, int tiles)
+{
+    const float sum = sums->both[at] + (sums->both[4 * tiles + at] + sums->low[at]);
     return fmaf(UNBIAS, sum, fmaf(kept, s, b));
 }
 
@@ -203,8 +251,8 @@ static __device__ __forceinline__ void finish(struct part *s, const struct sums 
         for (int r = 0; r < 2; r++) {
             float2 *x = &s->x[tile][r];
             const float2 add = b->x[tile][r];
-            x->x = finish_item(x->x, kept.x, add.x, sums, tile, r);
-            x->y = finish_item(x->y, kept.y, add.y, sums, tile, 2 + r);
+            x->x = finish_item(x->x, kept.x, add.x, sums, 4 * tile + r, tiles);
+            x->y = finish_item(x->y, kept.y, add.y, sums, 4 * tile + 2 + r, tiles);
         }
 }
 
@@ -288,6 +336,14 @@ static __device__ __forceinline__ void copy_images(struct shared *s, const struc
 
 /* ---- the other warps ------------------------------------------------------------------------ */
 
+/* The whole warp: M is in registers. */
+static __device__ __forceinline__ void leave(struct shared *shared, int place)
+{
+    __syncwarp(); /* every lane's part */
+    if (threadIdx.x % 32 == 0)
+        mbarrier_arrive(&shared->used[place]);
+}
+
 static __device__ __forceinline__ void walk(const struct fkda_combine_args *a,
                                             struct shared *shared, const struct chain *c,
                                             const struct place *p, int tiles)
@@ -300,56 +356,54 @@ static __device__ __forceinline__ void walk(const struct fkda_combine_args *a,
     load_initial(&s, &a->initial_state, p, tiles);
     if (i < c->end)
         load_part(&b, entry, tiles);
-    store_part(entry, &s, tiles);
     if (i < c->end && c->begin == 1) {
+        store_part(entry, &s, tiles);
         s = b;
         i++;
         entry += c->image_step;
         if (i < c->end)
             load_part(&b, entry, tiles);
-        store_part(entry, &s, tiles);
     }
-    if (i == c->end)
+    if (i == c->end) {
+        store_part(entry, &s, tiles);
         return;
+    }
 
     const int column = 16 * warp + 2 * g, first = transition_offset(4 * t, column);
     int place = 0, parity = 0;
+    struct columns columns;
+    struct sums sums;
     publish(shared->rows[i % 2], &s, tiles);
+    mbarrier_wait(&shared->ready[0], 0);
+#pragma unroll
+    for (int batch = 0; batch < BATCHES; batch++)
+        load_batch(&columns, shared->m[0] + first, batch);
+    float2 kept = *(const float2 *)&shared->kept[0][column];
+    leave(shared, 0);
     for (; i < c->end; i++) {
-        const float *m = shared->m[place] + first;
-        const float(*rows)[TILE_K] = shared->rows[i % 2];
-        struct operands x[2];
-        mbarrier_wait(&shared->ready[place], parity);
-        load_columns(&x[0], m, 0);
-        const float2 kept = *(const float2 *)&shared->kept[place][column];
+        const bool more = i + 1 < c->end;
         /* every warp's part of entry_i is in shared memory; and all warps have left entry_{i-1},
          * whose place entry_{i+1} takes */
         named_barrier_sync(1, 32 * COMBINE_WARPS);
+        store_part(entry, &s, tiles); /* the fence of publish() would wait for it */
         entry += c->image_step;
         struct part next_b = b;
-        if (i + 1 < c->end)
+        if (more) {
             load_part(&next_b, entry, tiles);
-
-        struct sums sums = {{{{0}}}};
-        load_rows(&x[0], rows, 0, tiles);
-#pragma unroll
-        for (int step = 0; step < STEPS; step++) {
-            if (step + 1 < STEPS) {
-                load_rows(&x[(step + 1) % 2], rows, step + 1, tiles);
-                load_columns(&x[(step + 1) % 2], m, step + 1);
-            }
-            multiply_step(&sums, &x[step % 2], tiles);
-        }
-        __syncwarp(); /* every lane has loaded its last columns */
-        if (lane == 0)
-            mbarrier_arrive(&shared->used[place]);
+            place = place + 1 == COMBINE_PLACES ? 0 : place + 1;
+            parity ^= place == 0;
+        } /* else the same M once more, for nothing */
+        multiply(&sums, &columns, shared->rows[i % 2], shared->m[place] + first,
+                 &shared->ready[place], parity, tiles);
+        const float2 next_kept = *(const float2 *)&shared->kept[place][column];
         finish(&s, &sums, kept, &b, tiles);
         publish(shared->rows[(i + 1) % 2], &s, tiles);
-        store_part(entry, &s, tiles);
+        if (more)
+            leave(shared, place);
         b = next_b;
-        place = place + 1 == COMBINE_PLACES ? 0 : place + 1;
-        parity ^= place == 0;
+        kept = next_kept;
     }
+    store_part(entry, &s, tiles);
 }
 
 static __device__ __forceinline__ void combine(const struct fkda_combine_args *a, int tiles)
@@ -369,10 +423,14 @@ static __device__ __forceinline__ void combine(const struct fkda_combine_args *a
         mbarrier_init_fence();
     }
     __syncthreads();
-    if (threadIdx.x / 32 == COMBINE_WARPS)
-        copy_images(shared, &c, &p, tiles);
-    else
+    if (threadIdx.x / 32 < COMBINE_WARPS) {
+        setmaxnreg_inc(232);
         walk(a, shared, &c, &p, tiles);
+    } else {
+        setmaxnreg_dec(40);
+        if (threadIdx.x / 32 == COMBINE_WARPS)
+            copy_images(shared, &c, &p, tiles);
+    }
 }
 
 /* By rows of S that a block carries. */
