@@ -11,13 +11,7 @@
 
 #include "cuda/tile_image.h"
 
-enum {
-    COMBINE_WARPS = 8, /* of products; of four more, one copies and the others lend registers */
-    COMBINE_THREADS = 32 * (COMBINE_WARPS + 4),
-    COMBINE_IMAGE_ITEMS = TILE_K * TILE_K,
-    COMBINE_PLACES = 3, /* for an M in shared memory */
-    COMBINE_SHARED_BYTES = 4 * COMBINE_PLACES * COMBINE_IMAGE_ITEMS + 34944
-};
+enum { COMBINE_WARPS = 8, COMBINE_IMAGE_ITEMS = TILE_K * TILE_K };
 
 struct fkda_combine_args {
     /* M [slots][HV] images, in the order of transition.cuh; of a last segment, and of a first one

@@ -10,11 +10,11 @@ static const void *combine_kernel(int rows)
     return rows == 8 ? (const void *)fkda_combine_8_sm90 : (const void *)fkda_combine_16_sm90;
 }
 
-/* context: the rows of a block. Brings the code to the device, too. */
+/* context: the rows of a block. Asking for attributes brings the code to the device. */
 static cudaError_t load(void *context)
 {
-    return cudaFuncSetAttribute(combine_kernel(*(const int *)context),
-                                cudaFuncAttributeMaxDynamicSharedMemorySize, COMBINE_SHARED_BYTES);
+    struct cudaFuncAttributes attributes;
+    return cudaFuncGetAttributes(&attributes, combine_kernel(*(const int *)context));
 }
 
 cudaError_t fkda_cuda_load_combine(const struct fkda_combine_args *args, int device)
@@ -32,7 +32,6 @@ cudaError_t fkda_cuda_launch_combine(const struct fkda_combine_args *args, cudaS
         return cudaSuccess; /* nothing is written, and cu_seqlens[1] is not there */
     const unsigned slabs = (unsigned)(TILE_K / a.rows);
     const dim3 grid = {(unsigned)a.sequences.N * (unsigned)a.HV * slabs, 1, 1};
-    const dim3 block = {COMBINE_THREADS, 1, 1};
-    return cudaLaunchKernel(combine_kernel(a.rows), grid, block, params, COMBINE_SHARED_BYTES,
-                            stream);
+    const dim3 block = {32 * COMBINE_WARPS, 1, 1};
+    return cudaLaunchKernel(combine_kernel(a.rows), grid, block, params, 0, stream);
 }

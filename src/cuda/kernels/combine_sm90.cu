@@ -3,19 +3,17 @@
  *     entry_0 = S_0      entry_{i+1} = entry_i M_i + B_i = entry_i (M_i - E) + entry_i E + B_i
  *
  * E has ones where the diagonal of M_i is above one half and zeros elsewhere. A block carries 8 or
- * 16 value channels (rows of S) of one (sequence, value head) through all segments. The M_i pass
- * through a ring of places in shared memory, which a copy warp keeps full; it also makes M - E of M
- * before it announces it. Two warpgroups multiply, each warp 16 columns of the product; columns of
- * M_{i+1} take the registers of those of M_i as soon as these are used up.
+ * 16 value channels (rows of S) of one (sequence, value head) through all segments. Each warp owns
+ * 16 columns of the product: it keeps its columns of M_i in registers, and as soon as some rows of
+ * them have been multiplied, those of M_{i+1} are on their way there. Only the rows of S pass
+ * through shared memory, once a segment.
  * Products are three tf32 ones: the range of fp32, so that no scale is needed, and 21 bits. The
  * tensor core cuts off what it cannot hold. Because of E that costs a share of the change only:
  * what M keeps is kept exactly, and the error does not grow with the segments. Where M forgets, E
  * is zero, and a large state leaves nothing behind.
- * For sm_90 (wgmma, bulk copies); launched by launch_combine.c. Trusts every size in
- * combine_args.h.
+ * For sm_90 (wgmma); launched by launch_combine.c. Trusts every size in combine_args.h.
  */
 #include "cuda/combine_args.h"
-#include "cuda/ptx/bulk_copy.cuh"
 #include "cuda/ptx/global_access.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/tf32.cuh"
@@ -27,31 +25,21 @@
 enum {
     MOST_TILES = 2, /* of 8 rows of S */
     STEPS_8 = TILE_K / 8,
-    BATCHES = 8, /* of steps: columns of M come to registers in so many parts */
+    BATCHES = COMBINE_WARPS, /* of steps: a warp's 16 columns have their diagonal in one */
     BATCH = STEPS_8 / BATCHES,
-    PREFETCH_SEGMENTS = 5, /* to L2; 3 of them are in the ring or on their way */
+    PREFETCH_SEGMENTS = 3, /* to L2 */
     /* Rows of S, the right operand: [step][k % 2][high or low part][tile][8 rows]{ 4 of k }, in
      * words; the last four keep the stores of two steps apart in the banks. */
-    GROUP_WORDS = 8 * 4,
-    MOST_STEP_WORDS = 2 * 2 * MOST_TILES * GROUP_WORDS + 4
+    GROUP_WORDS = 8 * 4
 };
 /* The share of a product that the cut-off bits take on average: 5 2^-23. */
 #define UNBIAS 1.0000006f
 
-struct shared {
-    float m[COMBINE_PLACES][COMBINE_IMAGE_ITEMS]; /* M_i - E: place i % PLACES */
-    uint32_t rows[2][STEPS_8 * MOST_STEP_WORDS];  /* entry_i: i % 2 */
-    float kept[COMBINE_PLACES][TILE_K];           /* the diagonal of E */
-    /* M is there: the copies; M - E is there: the copy warp; the other warps have left the place */
-    uint64_t full[COMBINE_PLACES], ready[COMBINE_PLACES], used[COMBINE_PLACES];
-};
-static_assert(sizeof(struct shared) <= COMBINE_SHARED_BYTES, "");
-
 /* Products are S' transposed: 16 columns of M are a warp's rows of the left operand, the rows of S
  * the columns of the right one. The order of the reduction and of the 16 columns is free, and such
  * that registers hold what loads bring. Lane (g, t) = (lane / 4, lane % 4) has
- *     of M  for steps 2j and 2j + 1 of the reduction: rows 16j + 4t, + 1 and 16j + 4t + 2, + 3,
- *           columns 2g and 2g + 1 of its warp's 16: a piece each (transition.cuh)
+ *     of M  in a step: rows 2t and 2t + 1 of its 8, columns 2g and 2g + 1 of its warp's 16: a piece
+ *           (transition.cuh)
  *     of the result  rows 2t and 2t + 1 of each tile of 8, columns 2g and 2g + 1 of its warp's 16
  */
 struct part {
@@ -127,7 +115,7 @@ static __device__ __forceinline__ int step_words(int tiles)
 static __device__ __forceinline__ void publish(uint32_t *rows, const struct part *s, int tiles)
 {
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    uint32_t *const to = rows + (2 * warp + g % 2) * step_words(tiles) + 2 * t * 4 + g / 2;
+    uint32_t *const to = rows + (2 * warp + g / 4) * step_words(tiles) + 2 * t * 4 + g % 4;
 #pragma unroll
     for (int tile = 0; tile < tiles; tile++)
 #pragma unroll
@@ -142,39 +130,59 @@ static __device__ __forceinline__ void publish(uint32_t *rows, const struct part
     fence_proxy_async();
 }
 
-/* The lane's share of M - E. */
+/* The lane's share of M, and of a batch of M - E in parts. */
 struct columns {
-    uint32_t high[STEPS_8][4], low[STEPS_8][4];
+    float4 piece[STEPS_8];
+};
+struct batch {
+    uint32_t high[BATCH][4], low[BATCH][4];
 };
 
-/* m: where the lane's first piece lies. High and low parts are not apart yet. */
+/* m: the lane's first piece. */
 static __device__ __forceinline__ void load_batch(struct columns *x, const float *m, int batch)
 {
 #pragma unroll
     for (int i = BATCH * batch; i < BATCH * (batch + 1); i++) {
-        const uint4 piece = *(const uint4 *)(m + (i / 2 * 8 + i % 2) * 2 * TILE_K);
-        x->high[i][0] = piece.x;
-        x->high[i][1] = piece.y;
-        x->high[i][2] = piece.z;
-        x->high[i][3] = piece.w;
+        const uint4 piece = ld_global_stream_u32x4(m + i * TRANSITION_STEP);
+        x->piece[i] = make_float4(__uint_as_float(piece.x), __uint_as_float(piece.y),
+                                  __uint_as_float(piece.z), __uint_as_float(piece.w));
     }
 }
 
-/* The batch is in these registers here. */
-static __device__ __forceinline__ void pin_batch(struct columns *x, int batch)
+/* M becomes M - E, whose diagonal the warp's columns have in one batch. e: of columns 2g and 2g + 1
+ * in the lane that has their diagonal. */
+static __device__ __forceinline__ void subtract_kept(struct columns *x, int batch, float2 *e)
 {
-    wgmma_pin_u32(x->high[BATCH * batch], 4 * BATCH);
-    wgmma_pin_u32(x->low[BATCH * batch], 4 * BATCH);
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < BATCH; i++) {
+        float4 *const piece = &x->piece[BATCH * batch + i];
+        if (g == 4 * i + t) {
+            *e = make_float2(piece->x > 0.5f ? 1.0f : 0.0f, piece->w > 0.5f ? 1.0f : 0.0f);
+            piece->x -= e->x;
+            piece->w -= e->y;
+        }
+    }
 }
 
-static __device__ __forceinline__ void split_batch(struct columns *x, int batch)
+static __device__ __forceinline__ void pin_batch(struct batch *x)
+{
+    wgmma_pin_u32(x->high[0], 4 * BATCH);
+    wgmma_pin_u32(x->low[0], 4 * BATCH);
+}
+
+static __device__ __forceinline__ void split_batch(struct batch *to, const struct columns *x,
+                                                   int batch)
 {
 #pragma unroll
-    for (int i = BATCH * batch; i < BATCH * (batch + 1); i++)
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            split_tf32(__uint_as_float(x->high[i][j]), &x->high[i][j], &x->low[i][j]);
-    pin_batch(x, batch);
+    for (int i = 0; i < BATCH; i++) {
+        const float4 piece = x->piece[BATCH * batch + i];
+        split_tf32(piece.x, &to->high[i][0], &to->low[i][0]);
+        split_tf32(piece.y, &to->high[i][1], &to->low[i][1]);
+        split_tf32(piece.z, &to->high[i][2], &to->low[i][2]);
+        split_tf32(piece.w, &to->high[i][3], &to->low[i][3]);
+    }
+    pin_batch(to);
 }
 
 /* The columns' high parts times both parts of S, [part][tile], and their low parts times its high
@@ -183,55 +191,58 @@ struct sums {
     float both[2 * MOST_TILES * 4], low[MOST_TILES * 4];
 };
 
-/* The products of one batch. */
-static __device__ __forceinline__ void multiply_batch(struct sums *sums, const struct columns *x,
-                                                      uint64_t rows, int batch, int tiles)
+/* Queues the products of one batch; rows: what belongs to its first step. */
+static __device__ __forceinline__ void multiply_batch(struct sums *sums, const struct batch *x,
+                                                      uint64_t rows, int accumulate, int tiles)
 {
     wgmma_fence();
 #pragma unroll
-    for (int i = BATCH * batch; i < BATCH * (batch + 1); i++) {
+    for (int i = 0; i < BATCH; i++) {
         const uint64_t step = rows + i * step_words(tiles) / 4; /* counted in 16 bytes */
         if (tiles == 2) {
-            wgmma_m64n32k8_tf32(sums->both, x->high[i], step, i > 0);
-            wgmma_m64n16k8_tf32(sums->low, x->low[i], step, i > 0);
+            wgmma_m64n32k8_tf32(sums->both, x->high[i], step, accumulate || i > 0);
+            wgmma_m64n16k8_tf32(sums->low, x->low[i], step, accumulate || i > 0);
         } else {
-            wgmma_m64n16k8_tf32(sums->both, x->high[i], step, i > 0);
-            wgmma_m64n8k8_tf32(sums->low, x->low[i], step, i > 0);
+            wgmma_m64n16k8_tf32(sums->both, x->high[i], step, accumulate || i > 0);
+            wgmma_m64n8k8_tf32(sums->low, x->low[i], step, accumulate || i > 0);
         }
     }
     wgmma_commit();
 }
 
-/* Once all but PENDING batches have been multiplied, the last of these is loaded anew. */
-#define LOAD_BEHIND(x, m, batch, PENDING) \
-    do {                                  \
-        wgmma_wait(PENDING);              \
-        pin_batch(x, batch);              \
-        load_batch(x, m, batch);          \
-    } while (0)
-
-/* Multiplies by the columns, and loads those of the next M, at `next`, once it is ready. A batch is
- * taken apart while those before are multiplied. */
-static __device__ __forceinline__ void multiply(struct sums *sums, struct columns *x,
-                                                const uint32_t *rows, const float *next,
-                                                uint64_t *ready, int parity, int tiles)
+/* Multiplies by the columns, and sends for those of the next M, at `next`. A batch is taken apart
+ * while the two before are multiplied. Returns the diagonal of E in columns 2g and 2g + 1. */
+static __device__ __forceinline__ float2 multiply(struct sums *sums, struct columns *x,
+                                                  const uint32_t *rows, const float *next,
+                                                  int tiles)
 {
+    const int lane = threadIdx.x % 32, g = lane / 4;
+    const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0); /* known to be uniform */
     const int group_bytes = GROUP_WORDS * sizeof *rows;
     const uint64_t right = wgmma_descriptor(shared_address(rows), 2 * tiles * group_bytes,
                                             group_bytes, WGMMA_SWIZZLE_NONE);
+    struct batch parts[BATCHES];
+    float2 e = {0.0f, 0.0f};
 #pragma unroll
     for (int batch = 0; batch < BATCHES; batch++) {
-        split_batch(x, batch);
-        multiply_batch(sums, x, right, batch, tiles);
-        if (batch == 1)
-            mbarrier_wait(ready, parity);
-        if (batch >= 2)
-            LOAD_BEHIND(x, next, batch - 2, 2);
+        if (batch == warp)
+            subtract_kept(x, batch, &e);
+        split_batch(&parts[batch], x, batch);
+        load_batch(x, next, batch);
+        multiply_batch(sums, &parts[batch], right + BATCH * batch * step_words(tiles) / 4,
+                       batch > 0, tiles);
+        if (batch >= 2) {
+            wgmma_wait(2);
+            pin_batch(&parts[batch - 2]); /* until now they were in use */
+        }
     }
-    LOAD_BEHIND(x, next, BATCHES - 2, 1);
-    LOAD_BEHIND(x, next, BATCHES - 1, 0);
+    wgmma_wait(0);
+    pin_batch(&parts[BATCHES - 2]);
+    pin_batch(&parts[BATCHES - 1]);
     wgmma_pin_f32(sums->both, 8 * tiles);
     wgmma_pin_f32(sums->low, 4 * tiles);
+    const int from = 4 * g + g % 4;
+    return make_float2(__shfl_sync(0xffffffffu, e.x, from), __shfl_sync(0xffffffffu, e.y, from));
 }
 
 static __device__ __forceinline__ float finish_item(float s, float kept, float b,
@@ -280,75 +291,19 @@ static __device__ __forceinline__ struct chain find_chain(const struct fkda_comb
     return c;
 }
 
-/* ---- the copy warp -------------------------------------------------------------------------- */
-
-/* Fetches M_i. One thread. */
-static __device__ __forceinline__ void fetch(struct shared *s, const struct chain *c, int i)
+/* Asks for the block's share of M of a segment, and for the part of B that it reads. */
+static __device__ __forceinline__ void prefetch(const struct chain *c, const struct place *p,
+                                                int segment, int tiles)
 {
-    const int place = (i - c->begin) % COMBINE_PLACES;
-    mbarrier_arrive_expect(&s->full[place], sizeof s->m[place]);
-    bulk_copy(s->m[place], c->transition + i * c->image_step, sizeof s->m[place], &s->full[place]);
+    const int64_t at = segment * c->image_step + p->row * TILE_K;
+    const uint32_t bytes = 8 * tiles * TILE_K * sizeof(float);
+    prefetch_block_l2(c->transition + at, bytes);
+    prefetch_block_l2(c->entry + at, bytes);
 }
 
-/* M becomes M - E. The whole warp. */
-static __device__ __forceinline__ void subtract_kept(float *m, float *kept, int lane)
+static __device__ __forceinline__ void walk(const struct fkda_combine_args *a, uint32_t *shared,
+                                            const struct chain *c, const struct place *p, int tiles)
 {
-#pragma unroll
-    for (int i = 0; i < TILE_K / 32; i++) {
-        const int row = 32 * i + lane;
-        float *const diagonal = m + transition_offset(row, row);
-        const float x = *diagonal, e = x > 0.5f ? 1.0f : 0.0f;
-        *diagonal = x - e;
-        kept[row] = e;
-    }
-}
-
-static __device__ __forceinline__ void copy_images(struct shared *s, const struct chain *c,
-                                                   const struct place *p, int tiles)
-{
-    const int lane = threadIdx.x % 32;
-    const int64_t ahead = PREFETCH_SEGMENTS * c->image_step + p->row * TILE_K;
-    const uint32_t share = 8 * tiles * TILE_K * sizeof(float); /* the blocks of a head share M */
-    for (int i = c->begin; i < c->end && i < c->begin + COMBINE_PLACES; i++)
-        if (lane == 0)
-            fetch(s, c, i);
-    for (int i = c->begin; i < c->end; i++) {
-        const int turn = i - c->begin, place = turn % COMBINE_PLACES;
-        if (i + PREFETCH_SEGMENTS < c->end && lane == 0) {
-            bulk_prefetch_l2(c->transition + i * c->image_step + ahead, share);
-            bulk_prefetch_l2(c->entry + i * c->image_step + ahead, share);
-        }
-        mbarrier_wait(&s->full[place], turn / COMBINE_PLACES % 2);
-        subtract_kept(s->m[place], s->kept[place], lane);
-        fence_proxy_async(); /* the diagonal is stored before the copy engine takes the place */
-        __syncwarp();        /* by every lane */
-        if (lane == 0)
-            mbarrier_arrive(&s->ready[place]);
-        const int before = turn - 1; /* its place is free soon, M_i is being used */
-        if (before < 0 || i - 1 + COMBINE_PLACES >= c->end)
-            continue;
-        mbarrier_wait(&s->used[before % COMBINE_PLACES], before / COMBINE_PLACES % 2);
-        if (lane == 0)
-            fetch(s, c, i - 1 + COMBINE_PLACES);
-        __syncwarp(); /* one lane was alone */
-    }
-}
-
-/* ---- the other warps ------------------------------------------------------------------------ */
-
-/* The whole warp: M is in registers. */
-static __device__ __forceinline__ void leave(struct shared *shared, int place)
-{
-    __syncwarp(); /* every lane's part */
-    if (threadIdx.x % 32 == 0)
-        mbarrier_arrive(&shared->used[place]);
-}
-
-static __device__ __forceinline__ void walk(const struct fkda_combine_args *a,
-                                            struct shared *shared, const struct chain *c,
-                                            const struct place *p, int tiles)
-{
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     /* A place in `entry` is read before it is written, both times by the same thread. */
     float *entry = c->entry + p->part;
     int i = 0;
@@ -369,76 +324,51 @@ static __device__ __forceinline__ void walk(const struct fkda_combine_args *a,
         return;
     }
 
-    const int column = 16 * warp + 2 * g, first = transition_offset(4 * t, column);
-    int place = 0, parity = 0;
+    const float *m = c->transition + i * c->image_step +
+                     transition_offset(2 * (threadIdx.x % 4), 2 * (threadIdx.x / 4));
     struct columns columns;
     struct sums sums;
-    publish(shared->rows[i % 2], &s, tiles);
-    mbarrier_wait(&shared->ready[0], 0);
+    publish(shared + i % 2 * STEPS_8 * step_words(tiles), &s, tiles);
 #pragma unroll
     for (int batch = 0; batch < BATCHES; batch++)
-        load_batch(&columns, shared->m[0] + first, batch);
-    float2 kept = *(const float2 *)&shared->kept[0][column];
-    leave(shared, 0);
+        load_batch(&columns, m, batch);
+    for (int ahead = i + 1; ahead < i + PREFETCH_SEGMENTS && ahead < c->end; ahead++)
+        if (threadIdx.x == 0)
+            prefetch(c, p, ahead, tiles);
     for (; i < c->end; i++) {
         const bool more = i + 1 < c->end;
         /* every warp's part of entry_i is in shared memory; and all warps have left entry_{i-1},
          * whose place entry_{i+1} takes */
-        named_barrier_sync(1, 32 * COMBINE_WARPS);
+        __syncthreads();
         store_part(entry, &s, tiles); /* the fence of publish() would wait for it */
         entry += c->image_step;
         struct part next_b = b;
         if (more) {
             load_part(&next_b, entry, tiles);
-            place = place + 1 == COMBINE_PLACES ? 0 : place + 1;
-            parity ^= place == 0;
+            m += c->image_step;
         } /* else the same M once more, for nothing */
-        multiply(&sums, &columns, shared->rows[i % 2], shared->m[place] + first,
-                 &shared->ready[place], parity, tiles);
-        const float2 next_kept = *(const float2 *)&shared->kept[place][column];
+        if (threadIdx.x == 0 && i + PREFETCH_SEGMENTS < c->end)
+            prefetch(c, p, i + PREFETCH_SEGMENTS, tiles);
+        const float2 kept =
+            multiply(&sums, &columns, shared + i % 2 * STEPS_8 * step_words(tiles), m, tiles);
         finish(&s, &sums, kept, &b, tiles);
-        publish(shared->rows[(i + 1) % 2], &s, tiles);
-        if (more)
-            leave(shared, place);
+        publish(shared + (i + 1) % 2 * STEPS_8 * step_words(tiles), &s, tiles);
         b = next_b;
-        kept = next_kept;
     }
     store_part(entry, &s, tiles);
 }
 
-static __device__ __forceinline__ void combine(const struct fkda_combine_args *a, int tiles)
-{
-    extern __shared__ __align__(128) char memory[];
-    struct shared *const shared = (struct shared *)memory;
-    const struct place p = find_place(a, tiles);
-    if (p.slot < 0 || p.slot >= a->num_slots)
-        return; /* padding: nobody reads its states */
-    const struct chain c = find_chain(a, &p);
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < COMBINE_PLACES; i++) {
-            mbarrier_init(&shared->full[i], 1);             /* and the bytes */
-            mbarrier_init(&shared->ready[i], 1);            /* the copy warp */
-            mbarrier_init(&shared->used[i], COMBINE_WARPS); /* the others */
-        }
-        mbarrier_init_fence();
-    }
-    __syncthreads();
-    if (threadIdx.x / 32 < COMBINE_WARPS) {
-        setmaxnreg_inc(232);
-        walk(a, shared, &c, &p, tiles);
-    } else {
-        setmaxnreg_dec(40);
-        if (threadIdx.x / 32 == COMBINE_WARPS)
-            copy_images(shared, &c, &p, tiles);
-    }
-}
-
 /* By rows of S that a block carries. */
-#define DEFINE_COMBINE(rows)                                                           \
-    extern "C" __global__ void __launch_bounds__(COMBINE_THREADS, 1)                   \
-        fkda_combine_##rows##_sm90(const __grid_constant__ struct fkda_combine_args a) \
-    {                                                                                  \
-        combine(&a, rows / 8);                                                         \
+#define DEFINE_COMBINE(rows)                                                                       \
+    extern "C" __global__ void __launch_bounds__(32 * COMBINE_WARPS, 1)                            \
+        fkda_combine_##rows##_sm90(const __grid_constant__ struct fkda_combine_args a)             \
+    {                                                                                              \
+        __shared__ __align__(128) uint32_t shared[2 * STEPS_8 * (4 * rows / 8 * GROUP_WORDS + 4)]; \
+        const struct place p = find_place(&a, rows / 8);                                           \
+        if (p.slot < 0 || p.slot >= a.num_slots)                                                   \
+            return; /* padding: nobody reads its states */                                         \
+        const struct chain c = find_chain(&a, &p);                                                 \
+        walk(&a, shared, &c, &p, rows / 8);                                                        \
     }
 
 DEFINE_COMBINE(8)
