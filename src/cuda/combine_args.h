@@ -14,9 +14,11 @@
 enum { COMBINE_WARPS = 8, COMBINE_IMAGE_ITEMS = TILE_K * TILE_K };
 
 struct fkda_combine_args {
-    const float *transition; /* M [slots][HV][128][128]; of a last segment, and of a first one when
-                                there is no initial state, not read */
-    float *entry; /* the same shape; in: B, not read of a last segment; out: entry state */
+    /* M [slots][HV] images, in the order of transition.cuh; of a last segment, and of a first one
+     * when there is no initial state, not read */
+    const float *transition;
+    /* [slots][HV][128][128]; in: B, not read of a last segment; out: entry state */
+    float *entry;
     struct fkda_cuda_sequences sequences;
     struct fkda_cuda_states initial_state; /* absent: zero */
     struct fkda_cuda_index state_indices;  /* [N]; absent: slot n for sequence n */
@@ -24,7 +26,7 @@ struct fkda_combine_args {
     int64_t segment_tokens;
     int64_t segments_per_sequence; /* dense: max(1, ceil(T / segment_tokens)) */
     int32_t HV;
-    int32_t rows; /* value channels that one block carries: 16 or 32 */
+    int32_t rows; /* value channels that one block carries: 8 or 16 */
 };
 
 #endif

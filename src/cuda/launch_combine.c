@@ -2,12 +2,12 @@
 #include "cuda/launch_combine.h"
 #include "cuda/kernel_loader.h"
 
+void fkda_combine_8_sm90(struct fkda_combine_args args);
 void fkda_combine_16_sm90(struct fkda_combine_args args);
-void fkda_combine_32_sm90(struct fkda_combine_args args);
 
 static const void *combine_kernel(int rows)
 {
-    return rows == 16 ? (const void *)fkda_combine_16_sm90 : (const void *)fkda_combine_32_sm90;
+    return rows == 8 ? (const void *)fkda_combine_8_sm90 : (const void *)fkda_combine_16_sm90;
 }
 
 /* context: the rows of a block. Asking for attributes brings the code to the device. */
@@ -21,7 +21,7 @@ cudaError_t fkda_cuda_load_combine(const struct fkda_combine_args *args, int dev
 {
     static _Atomic uint64_t loaded[2];
     int rows = args->rows;
-    return fkda_cuda_load_once(&loaded[rows == 16], device, load, &rows);
+    return fkda_cuda_load_once(&loaded[rows == 8], device, load, &rows);
 }
 
 cudaError_t fkda_cuda_launch_combine(const struct fkda_combine_args *args, cudaStream_t stream)

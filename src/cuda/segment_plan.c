@@ -10,10 +10,10 @@
 
 const struct fkda_segment_costs fkda_segment_costs_sm90 = {
     .chunk_us = 2.6,
-    .start_us = 6.0,
+    .start_us = 9.0,
     .item_us = 4.0,
     .pass1_share = 1.0,
-    .combine_us = 2.4,
+    .combine_us = 1.3,
     .launch_us = 3.0,
     .worthwhile = 0.95,
 };
@@ -35,7 +35,7 @@ int64_t fkda_cuda_segment_slots(int64_t T, int64_t N, int varlen, int64_t segmen
 
 int fkda_cuda_choose_combine_rows(int64_t chains, int num_sms)
 {
-    return chains * (TILE_K / 16) <= num_sms ? 16 : 32;
+    return chains * (TILE_K / 8) <= num_sms ? 8 : 16;
 }
 
 /* Blocks run in rounds of one for each SM. */

@@ -65,7 +65,8 @@ int64_t fkda_cuda_segments_of(int64_t tokens, int64_t segment_tokens);
 /* Slots of the arrays `transition` and `entry`. T: dense, tokens of a sequence; varlen, of all. */
 int64_t fkda_cuda_segment_slots(int64_t T, int64_t N, int varlen, int64_t segment_tokens);
 
-/* Value channels that a block of the combine step carries. */
+/* Value channels that a block of the combine step carries: few where every block still finds an SM
+ * of its own, although all read the whole of M. */
 int fkda_cuda_choose_combine_rows(int64_t chains, int num_sms);
 
 #endif

@@ -143,9 +143,9 @@ static void test_slots_of_ragged_sequences_do_not_meet(void **state)
 static void test_rows_of_a_combine_block(void **state)
 {
     (void)state;
-    assert_int_equal(fkda_cuda_choose_combine_rows(1, SMS), 16);
-    assert_int_equal(fkda_cuda_choose_combine_rows(16, SMS), 16);
-    assert_int_equal(fkda_cuda_choose_combine_rows(17, SMS), 32);
+    assert_int_equal(fkda_cuda_choose_combine_rows(1, SMS), 8);
+    assert_int_equal(fkda_cuda_choose_combine_rows(8, SMS), 8);
+    assert_int_equal(fkda_cuda_choose_combine_rows(9, SMS), 16);
 }
 
 /* Several sequences a block: only where they are short and more than the SMs, and never so many

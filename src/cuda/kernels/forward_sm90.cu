@@ -350,9 +350,11 @@ static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90
                 st_global_u32x4(out + 16 * r->out.stride_t, rows[1]);
         }
     }
-    if (w->exit)
-        store_state(&x, w->exit, w->exit_is_f32, 16 * (threadIdx.x / 32) + threadIdx.x % 32 / 4,
-                    threadIdx.x % 4);
+    const int row = 16 * (threadIdx.x / 32) + threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    if (pass == SUMMARIES && w->from_identity)
+        store_transition(&x, (float *)w->exit, row, t);
+    else if (w->exit)
+        store_state(&x, w->exit, w->exit_is_f32, row, t);
     __syncwarp();
 }
 

@@ -59,10 +59,10 @@ static __device__ __forceinline__ float2 load_once_f32x2(const float *from)
     return x;
 }
 
-/* Asks for the cache line of an address to be brought to L2. */
-static __device__ __forceinline__ void prefetch_l2(const void *from)
+/* Asks for a block of bytes, multiples of 16, to be brought to L2. */
+static __device__ __forceinline__ void prefetch_block_l2(const void *from, uint32_t bytes)
 {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
 #endif

@@ -11,7 +11,7 @@
 enum { WGMMA_SWIZZLE_NONE = 0, WGMMA_SWIZZLE_128 = 1 };
 
 /* Descriptor of a matrix at `address` (shared memory); offsets in bytes:
- *     K-major, no swizzle  tiles of 8 rows x 16 B; `leading` to the next 8 of K, `stride` to the
+ *     K-major, no swizzle  tiles of 8 rows x 16 B; `leading` to the next 16 B of K, `stride` to the
  *                          next 8 rows
  *     K-major, 128 B       rows of 128 B, their 16-byte pieces permuted by row % 8; `stride` to the
  *                          next 8 rows
@@ -101,6 +101,44 @@ static __device__ __forceinline__ void wgmma_m64n128k16(float *d, const uint32_t
                    "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]),
                    "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]),
                    "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+}
+
+/* D[64, N] += A[64, 8] B[8, N], tf32 (mma.cuh), A in registers, B K-major */
+static __device__ __forceinline__ void wgmma_m64n8k8_tf32(float *d, const uint32_t a[4], uint64_t b,
+                                                          int accumulate)
+{
+    asm volatile("{ .reg .pred accumulate_d; setp.ne.b32 accumulate_d, %9, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32 "
+                 "{%0, %1, %2, %3}, "
+                 "{%4, %5, %6, %7}, %8, accumulate_d, 1, 1; }"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+}
+
+static __device__ __forceinline__ void wgmma_m64n16k8_tf32(float *d, const uint32_t a[4],
+                                                           uint64_t b, int accumulate)
+{
+    asm volatile("{ .reg .pred accumulate_d; setp.ne.b32 accumulate_d, %13, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n16k8.f32.tf32.tf32 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7}, "
+                 "{%8, %9, %10, %11}, %12, accumulate_d, 1, 1; }"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
+                   "+f"(d[6]), "+f"(d[7])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+}
+
+static __device__ __forceinline__ void wgmma_m64n32k8_tf32(float *d, const uint32_t a[4],
+                                                           uint64_t b, int accumulate)
+{
+    asm volatile("{ .reg .pred accumulate_d; setp.ne.b32 accumulate_d, %21, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k8.f32.tf32.tf32 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, "
+                 "%8, %9, %10, %11, %12, %13, %14, %15}, "
+                 "{%16, %17, %18, %19}, %20, accumulate_d, 1, 1; }"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
+                   "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+                   "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 

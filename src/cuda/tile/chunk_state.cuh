@@ -5,6 +5,7 @@
 
 #include "cuda/tile/chunk.cuh"
 #include "cuda/tile/state_steps.cuh"
+#include "cuda/tile/transition.cuh"
 
 /* v of a chunk, the warp's 16 channels as rows: v[j] has tokens 8 j + 2t, + 1 of row g, then of
  * row g + 8. */
@@ -76,6 +77,18 @@ static __device__ __forceinline__ void set_identity(struct walker *x, int row, i
 #pragma unroll
         for (int i = 0; i < 4; i++)
             x->s[j][i] = row + 8 * (i / 2) == 8 * j + 2 * t + i % 2 ? 1.0f : 0.0f;
+}
+
+/* Stores the state as an image of M. */
+static __device__ __forceinline__ void store_transition(const struct walker *x, float *image,
+                                                        int row, int t)
+{
+#pragma unroll
+    for (int j = 0; j < GROUPS; j++)
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            *(float2 *)(image + transition_offset(row + 8 * r, 8 * j + 2 * t)) = make_float2(
+                scale_down(x->s[j][2 * r], x->f[r]), scale_down(x->s[j][2 * r + 1], x->f[r]));
 }
 
 /* Every RESCALE_CHUNKS chunks f is chosen anew; between them only when a value is too large for it.
