@@ -96,15 +96,13 @@ static cudaError_t make_maps(struct fkda_forward_sm90_args *args)
     return error;
 }
 
-/* `tokens`: of an item, on average. */
-static cudaError_t launch(const void *kernel, int64_t items, int64_t tokens, int num_sms,
+static cudaError_t launch(const void *kernel, int64_t items, int per_block,
                           struct fkda_forward_sm90_args *args, cudaStream_t stream)
 {
     void *params[] = {args};
     args->items = items;
-    args->items_per_block =
-        fkda_cuda_choose_items(items, tokens, num_sms, &fkda_segment_costs_sm90);
-    const int64_t blocks = (items + args->items_per_block - 1) / args->items_per_block;
+    args->items_per_block = per_block;
+    const int64_t blocks = (items + per_block - 1) / per_block;
     const dim3 grid = {(unsigned)blocks, 1, 1}, block = {FORWARD_SM90_THREADS, 1, 1};
     return cudaLaunchKernel(kernel, grid, block, params, FORWARD_SM90_SHARED_BYTES, stream);
 }
@@ -155,14 +153,15 @@ cudaError_t fkda_cuda_launch_sm90(const struct fkda_prepare_args *prepare,
     }
     if (error != cudaSuccess)
         return error;
-    const int64_t tokens = (int64_t)SEGMENT_CHUNK_TOKENS * segments->chunks;
     if (segments->chunks == 0)
-        return launch((const void *)fkda_forward_sm90, chains, average_tokens(prepare), num_sms,
+        return launch((const void *)fkda_forward_sm90, chains,
+                      fkda_cuda_choose_items(chains, average_tokens(prepare), num_sms,
+                                             &fkda_segment_costs_sm90),
                       &args, stream);
-    error = launch((const void *)fkda_summaries_sm90, 2 * pieces, tokens, num_sms, &args, stream);
+    error = launch((const void *)fkda_summaries_sm90, 2 * pieces, 1, &args, stream);
     if (error == cudaSuccess)
         error = combine(recurrence, segments, device, num_sms, stream);
     if (error == cudaSuccess)
-        error = launch((const void *)fkda_segments_sm90, pieces, tokens, num_sms, &args, stream);
+        error = launch((const void *)fkda_segments_sm90, pieces, 1, &args, stream);
     return error;
 }
