@@ -70,14 +70,11 @@ static __device__ __forceinline__ void await_raw(struct shared *s, struct cursor
     }
 }
 
-/* What a warpgroup wants of a head whose chunks it begins. */
-static __device__ __forceinline__ void begin_head(const struct fkda_prepare_args *p,
-                                                  const struct head *w, struct workshop *shop,
-                                                  int barrier, int thread)
+/* The thread's channel of a head's dt_bias, whose load is not waited for. */
+static __device__ __forceinline__ float load_bias(const struct fkda_prepare_args *p,
+                                                  const struct head *w, int thread)
 {
-    shop->offset[thread] =
-        p->dt_bias ? w->slope * p->dt_bias[w->h * p->dt_bias_stride_h + thread] : 0.0f;
-    named_barrier_sync(barrier, ROLE_THREADS); /* offsets are there */
+    return p->dt_bias ? p->dt_bias[w->h * p->dt_bias_stride_h + thread] : 0.0f;
 }
 
 static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_sm90_args *a,
@@ -105,6 +102,9 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
             inverse[16 * (thread / 32) + thread % 16] = 1.0f;
     }
     const int self = rederive(threadIdx.x % ROLE_THREADS);
+    float bias = 0.0f; /* of the head whose chunks begin */
+    if (chunk < total)
+        bias = load_bias(&a->prepare, &s->heads[find_chunk(s, at, chunk).item], self);
     for (; chunk < total; chunk += PREPARERS) {
         const int thread = rederive(self), warp = thread / 32, lane = thread % 32;
         const int barrier = chunk % PREPARERS + 1; /* of this warpgroup */
@@ -114,7 +114,8 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
         struct chunk *out = &s->chunks[place];
         if (chunk >= at.end) {
             at = find_chunk(s, at, chunk);
-            begin_head(&a->prepare, &s->heads[at.item], shop, barrier, thread);
+            shop->offset[thread] = s->heads[at.item].slope * bias;
+            named_barrier_sync(barrier, ROLE_THREADS); /* offsets are there */
         }
         const struct head *const w = &s->heads[at.item];
         const int first = CHUNK * (chunk - at.begin);
@@ -147,8 +148,12 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
             start_products(d, raw, 0);
         const int next = chunk + PREPARERS;
         const int more = next < total && a->prepare.qk_l2norm;
-        if (next < total)
-            await_raw(s, find_chunk(s, at, next), next, barrier, thread);
+        if (next < total) {
+            const struct cursor there = find_chunk(s, at, next);
+            if (next >= at.end)
+                bias = load_bias(&a->prepare, &s->heads[there.item], thread);
+            await_raw(s, there, next, barrier, thread);
+        }
         wgmma_pin_f32(norms, 32);
         wgmma_fence();
         /* also where nobody wants them: under a condition they would wait for A and P */
