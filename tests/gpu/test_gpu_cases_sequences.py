@@ -54,6 +54,43 @@ def test_case_26_4096_sequences_of_two_tokens():
     check(call, cut=slice(0, 16))
 
 
+@pytest.mark.parametrize("H, padded", [(1, False), (3, False), (3, True)])
+def test_case_26_short_ragged_sequences(H, padded):
+    """So many that path sm90 takes several of them with one block, each with its own head, state
+    and partial chunk; a few, which it takes one by one, have the same bits."""
+    lengths = [0, 64, 1, 33, 90, 32, 7, 0, 0, 65] * 50
+    cu = [0, *torch.tensor(lengths).cumsum(0).tolist()]
+    call = moved(shared(cu[-1], H, cu=cu, initial=F32))
+    whole, device = run(call), call.q.device
+    start, few = 4, 9
+    parts = {n: getattr(call, n)[:, cu[start] : cu[start + few]] for n in INPUTS}
+    some = call.but(
+        **parts,
+        cu_seqlens=torch.tensor(cu[start : start + few + 1], device=device) - cu[start],
+        initial_state=call.initial_state[start : start + few].clone(),
+    )
+    alone = run(some)
+    if padded:  # every third has no slot, the others have them in reverse
+        slots = torch.arange(len(lengths) - 1, -1, -1, dtype=torch.int32, device=device)
+        slots[::3] = -1
+        pool = call.initial_state.flip(0).clone()
+        used = slots >= 0
+        got = run(
+            call.but(initial_state=pool, options={"state_indices": slots}), final=pool
+        )
+        for n, (_, begin, end) in enumerate(call.spans()):
+            if used[n]:
+                assert same_bits(got.out[:, begin:end], whole.out[:, begin:end])
+            else:
+                assert not got.out[:, begin:end].any()
+        assert same_bits(pool.flip(0)[used], whole.final[used])
+        assert same_bits(pool.flip(0)[~used], call.initial_state[~used])
+        return
+    assert same_bits(whole.out[:, cu[start] : cu[start + few]], alone.out)
+    assert same_bits(whole.final[start : start + few], alone.final)
+    check(shared(cu[-1], H, cu=cu, initial=F32), cut=slice(0, 16))
+
+
 # ---- 28, 29, 30: pools, in place, padding --------------------------------------------------------
 
 
