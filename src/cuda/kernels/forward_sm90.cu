@@ -1,4 +1,5 @@
-/* forward_sm90.cu: the whole forward of one (sequence, value head) in one block, for Hopper.
+/* forward_sm90.cu: the whole forward of one (sequence, value head) in one block, for Hopper; of
+ * several short ones, one after the other.
  *
  *     q, k, v, g --copy engine--> raw ring --prepare--> ring of chunks --state--> out
  *
@@ -162,6 +163,8 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
         wgmma_pin_f32(d, 16);
         beta = lane < count ? beta_of(&a->prepare, beta) : 0.0f;
         if (chunk >= PREPARERS) { /* the last chunk's T is made: the workshop is free */
+            /* a phase that is told by its parity: what `empty` has announced this turn comes after
+             * the T that was in last's place before it */
             const int last = chunk - PREPARERS;
             mbarrier_wait(&s->solved[last % RING], last / RING % 2);
         }

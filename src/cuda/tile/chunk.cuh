@@ -26,6 +26,7 @@ enum {
     A_PITCH = 40, /* pitches that keep the solve warp's accesses free of bank conflicts */
     T_PITCH = 24
 };
+static_assert(RING == 3 && PREPARERS == 2, "waits by parity: see prepare_chunks()");
 /* 256 (168 + 88) = 65536, all there are */
 #define STATE_REGISTERS   168
 #define PREPARE_REGISTERS 88
