@@ -64,7 +64,7 @@ static __device__ __forceinline__ void await_raw(struct shared *s, struct cursor
     if (chunk >= RING)
         mbarrier_wait(&s->full[chunk % RING], chunk / RING % 2 ^ 1);
     mbarrier_wait(&s->raw_full[chunk % RING], chunk / RING % 2);
-    if (count < CHUNK) {
+    if (seldom(count < CHUNK)) {
         clear_tail(&s->raw[chunk % RING], count, thread);
         fence_proxy_async();
         named_barrier_sync(barrier, ROLE_THREADS); /* the zeros are there */
@@ -113,7 +113,7 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
         const int place = chunk % RING;
         struct raw *raw = &s->raw[place];
         struct chunk *out = &s->chunks[place];
-        if (chunk >= at.end) {
+        if (seldom(chunk >= at.end)) {
             at = find_chunk(s, at, chunk);
             shop->offset[thread] = s->heads[at.item].slope * bias;
             named_barrier_sync(barrier, ROLE_THREADS); /* offsets are there */
@@ -151,7 +151,7 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
         const int more = next < total && a->prepare.qk_l2norm;
         if (next < total) {
             const struct cursor there = find_chunk(s, at, next);
-            if (next >= at.end)
+            if (seldom(next >= at.end))
                 bias = load_bias(&a->prepare, &s->heads[there.item], thread);
             await_raw(s, there, next, barrier, thread);
         }
@@ -201,7 +201,7 @@ static __device__ __forceinline__ void begin_chunk(struct shared *s, int chunk, 
 {
     const int place = chunk % RING, lane = thread % 32;
     mbarrier_wait(&s->full[place], chunk / RING % 2);
-    if (__any_sync(~0u, thread / 32 == solver_of_chunk(chunk))) {
+    if (seldom(__any_sync(~0u, thread / 32 == solver_of_chunk(chunk)))) {
         solve(&s->workshops[chunk % PREPARERS], &s->chunks[place], lane);
         fence_proxy_async();
         __syncwarp(); /* every lane's stores are fenced: lane 0 may announce them */
@@ -211,154 +211,161 @@ static __device__ __forceinline__ void begin_chunk(struct shared *s, int chunk, 
     __syncwarp(); /* or else the compiler takes what follows for divergent */
 }
 
-/* Takes the state of an item through its chunks, of which the block's number `begun` is the first.
- */
-static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90_args *a,
-                                                  struct shared *s, const struct head *w, int begun,
-                                                  enum pass pass)
+/* A turn: chunk i of the block. */
+static __device__ __forceinline__ void walk_chunk(const struct fkda_forward_sm90_args *a,
+                                                  struct shared *s, const struct head *w,
+                                                  struct walker *x, int i, int self, enum pass pass)
 {
     const struct fkda_recurrence_args *r = &a->recurrence;
+    const int place = i % RING;
+    const int thread = rederive(self);
+    const int group = thread / ROLE_THREADS, warp = thread / 32 % 4;
+    const int lane = thread % 32, t = lane % 4;
+    struct chunk *chunk = &s->chunks[place];
+    const int first = CHUNK * (i - w->begun), count = min((int)CHUNK, w->length - first);
+    uint32_t v[4][2];
+    load_values(v, chunk->v[group][0], warp, pass == SUMMARIES && w->from_identity ? 0 : count,
+                lane);
+    choose_scale(x, v, first % (CHUNK * RESCALE_CHUNKS) == 0 || !a->prepare.qk_l2norm,
+                 r->target_log2 - 1);
+
+    /* S f as an operand; then S takes the chunk's decay */
+    uint32_t sf[STEPS][4];
+    const float *decay = chunk->decay + 2 * t;
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) {
+        float *left = x->s[2 * step], *right = x->s[2 * step + 1];
+        const float2 d = *(const float2 *)(decay + 16 * step);
+        const float2 e = *(const float2 *)(decay + 16 * step + 8);
+        sf[step][0] = cvt_rn_f16x2(left[0], left[1]);
+        sf[step][1] = cvt_rn_f16x2(left[2], left[3]);
+        sf[step][2] = cvt_rn_f16x2(right[0], right[1]);
+        sf[step][3] = cvt_rn_f16x2(right[2], right[3]);
+        left[0] *= d.x;
+        left[1] *= d.y;
+        left[2] *= d.x;
+        left[3] *= d.y;
+        right[0] *= e.x;
+        right[1] *= e.y;
+        right[2] *= e.x;
+        right[3] *= e.y;
+    }
+    const uint64_t kd = wgmma_descriptor(shared_address(chunk->rows), 0, 1024, WGMMA_SWIZZLE_128);
+    float o[16], u[16];
+    wgmma_pin_u32(&sf[0][0], 4 * STEPS);
+    wgmma_pin_f32(u, 16);
+    wgmma_pin_f32(o, 16);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) /* descriptors count in 16 bytes */
+        wgmma_m64n32k16(u, sf[step], kd + CHUNK_HALF / 16 * (step / 4) + 2 * (step % 4), step > 0);
+    wgmma_commit();
+    if (pass != SUMMARIES) { /* runs while R' is made */
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) /* Qd: 32 rows on */
+            wgmma_m64n32k16(o, sf[step], kd + 256 + CHUNK_HALF / 16 * (step / 4) + 2 * (step % 4),
+                            step > 0);
+        wgmma_commit();
+        wgmma_wait(1);
+    } else {
+        wgmma_wait(0);
+    }
+    wgmma_pin_f32(u, 16);
+    const float f[2] = {exp2_int(x->f[0]), exp2_int(x->f[1])};
+    uint32_t uf[2][4]; /* R' */
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            uf[j / 2][2 * (j % 2) + h] =
+                cvt_rn_f16x2(bf16_low(v[j][h]) * f[h] - u[4 * j + 2 * h],
+                             bf16_high(v[j][h]) * f[h] - u[4 * j + 2 * h + 1]);
+    mbarrier_wait(&s->solved[place], i / RING % 2);
+    const uint64_t tb = wgmma_descriptor(shared_address(chunk->tb), 128, 512, WGMMA_SWIZZLE_NONE);
+    const uint64_t p = wgmma_descriptor(shared_address(chunk->p), 128, 512, WGMMA_SWIZZLE_NONE);
+    wgmma_wait(0);
+    wgmma_pin_f32(o, 16);
+    wgmma_pin_u32(&uf[0][0], 8);
+    wgmma_pin_f32(u, 16);
+    wgmma_fence();
+    wgmma_m64n32k16(u, uf[0], tb, 0);
+    wgmma_m64n32k16(u, uf[1], tb + 16, 1);
+    wgmma_commit();
+    wgmma_wait(0);
+    wgmma_pin_f32(u, 16);
+    uint32_t uh[2][4];
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            uh[j / 2][2 * (j % 2) + h] = cvt_rn_f16x2(u[4 * j + 2 * h], u[4 * j + 2 * h + 1]);
+    const uint64_t kr = wgmma_descriptor(shared_address(chunk->rows[0][2 * CHUNK]), CHUNK_HALF,
+                                         1024, WGMMA_SWIZZLE_128);
+    wgmma_pin_u32(&uh[0][0], 8);
+    wgmma_pin_f32(o, 16);
+    wgmma_pin_f32(&x->s[0][0], 4 * GROUPS);
+    wgmma_fence();
+    if (pass != SUMMARIES) {
+        wgmma_m64n32k16(o, uh[0], p, 1);
+        wgmma_m64n32k16(o, uh[1], p + 16, 1);
+        wgmma_commit();
+    }
+#pragma unroll
+    for (int step = 0; step < 2; step++) {
+        wgmma_m64n128k16(&x->s[0][0], uh[step], kr + 128 * step, 1);
+        wgmma_m64n128k16(&x->s[0][0], uh[step], kr + 256 + 128 * step, 1); /* the rest */
+    }
+    wgmma_commit();
+    uint4 rows[2];
+    if (pass != SUMMARIES) {
+        wgmma_wait(1);
+        wgmma_pin_f32(o, 16);
+        const float down[2] = {r->scale * exp2_int(-x->f[0]), r->scale * exp2_int(-x->f[1])};
+#pragma unroll
+        for (int j = 0; j < 16; j++)
+            o[j] *= down[j % 4 / 2];
+        turn_rows(rows, chunk->v[group][0], o, warp, lane);
+    }
+    fence_proxy_async(); /* v's place is the copy engine's next */
+    wgmma_wait(0);
+    wgmma_pin_f32(&x->s[0][0], 4 * GROUPS);
+    __syncwarp();
+    if (lane == 0)
+        mbarrier_arrive(&s->empty[place]); /* 8 arrivals: every state warp */
+    if (pass != SUMMARIES) {
+        const int token = row_of_lane(lane);
+        uint16_t *const out = w->out + (first + token) * r->out.stride_t + HALF_K * group +
+                              16 * warp + 8 * (lane % 2);
+        if (token < count)
+            st_global_u32x4(out, rows[0]);
+        if (token + 16 < count)
+            st_global_u32x4(out + 16 * r->out.stride_t, rows[1]);
+    }
+}
+
+/* Takes the state of an item through its chunks. */
+static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90_args *a,
+                                                  struct shared *s, const struct head *w,
+                                                  enum pass pass)
+{
     struct walker x;
     {
-        const int row = 16 * (threadIdx.x / 32) + threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+        const int thread = rederive(threadIdx.x);
+        const int row = 16 * (thread / 32) + thread % 32 / 4, t = thread % 4;
         load_state(&x, w->entry, w->entry_is_f32, row, t);
         if (pass == SUMMARIES && w->from_identity)
             set_identity(&x, row, t);
         __syncwarp();
     }
-    const int end = begun + __shfl_sync(~0u, w->chunks, 0), length = w->length;
-    const int self = rederive(threadIdx.x);
-    for (int i = begun; i < end; i++) {
-        const int place = i % RING;
+    /* the same in all lanes, and so that the compiler sees it */
+    int i = __shfl_sync(~0u, w->begun, 0);
+    const int end = i + __shfl_sync(~0u, w->chunks, 0), self = rederive(threadIdx.x);
+    for (; i < end; i++) {
         begin_chunk(s, i, rederive(self));
-        const int thread = rederive(self);
-        const int group = thread / ROLE_THREADS, warp = thread / 32 % 4;
-        const int lane = thread % 32, t = lane % 4;
-        struct chunk *chunk = &s->chunks[place];
-        const int first = CHUNK * (i - begun), count = min((int)CHUNK, length - first);
-        uint32_t v[4][2];
-        load_values(v, chunk->v[group][0], warp, pass == SUMMARIES && w->from_identity ? 0 : count,
-                    lane);
-        choose_scale(&x, v, first % (CHUNK * RESCALE_CHUNKS) == 0 || !a->prepare.qk_l2norm,
-                     r->target_log2 - 1);
-
-        /* S f as an operand; then S takes the chunk's decay */
-        uint32_t sf[STEPS][4];
-        const float *decay = chunk->decay + 2 * t;
-#pragma unroll
-        for (int step = 0; step < STEPS; step++) {
-            float *left = x.s[2 * step], *right = x.s[2 * step + 1];
-            const float2 d = *(const float2 *)(decay + 16 * step);
-            const float2 e = *(const float2 *)(decay + 16 * step + 8);
-            sf[step][0] = cvt_rn_f16x2(left[0], left[1]);
-            sf[step][1] = cvt_rn_f16x2(left[2], left[3]);
-            sf[step][2] = cvt_rn_f16x2(right[0], right[1]);
-            sf[step][3] = cvt_rn_f16x2(right[2], right[3]);
-            left[0] *= d.x;
-            left[1] *= d.y;
-            left[2] *= d.x;
-            left[3] *= d.y;
-            right[0] *= e.x;
-            right[1] *= e.y;
-            right[2] *= e.x;
-            right[3] *= e.y;
-        }
-        const uint64_t kd =
-            wgmma_descriptor(shared_address(chunk->rows), 0, 1024, WGMMA_SWIZZLE_128);
-        float o[16], u[16];
-        wgmma_pin_u32(&sf[0][0], 4 * STEPS);
-        wgmma_pin_f32(u, 16);
-        wgmma_pin_f32(o, 16);
-        wgmma_fence();
-#pragma unroll
-        for (int step = 0; step < STEPS; step++) /* descriptors count in 16 bytes */
-            wgmma_m64n32k16(u, sf[step], kd + CHUNK_HALF / 16 * (step / 4) + 2 * (step % 4),
-                            step > 0);
-        wgmma_commit();
-        if (pass != SUMMARIES) { /* runs while R' is made */
-#pragma unroll
-            for (int step = 0; step < STEPS; step++) /* Qd: 32 rows on */
-                wgmma_m64n32k16(o, sf[step],
-                                kd + 256 + CHUNK_HALF / 16 * (step / 4) + 2 * (step % 4), step > 0);
-            wgmma_commit();
-            wgmma_wait(1);
-        } else {
-            wgmma_wait(0);
-        }
-        wgmma_pin_f32(u, 16);
-        const float f[2] = {exp2_int(x.f[0]), exp2_int(x.f[1])};
-        uint32_t uf[2][4]; /* R' */
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-#pragma unroll
-            for (int h = 0; h < 2; h++)
-                uf[j / 2][2 * (j % 2) + h] =
-                    cvt_rn_f16x2(bf16_low(v[j][h]) * f[h] - u[4 * j + 2 * h],
-                                 bf16_high(v[j][h]) * f[h] - u[4 * j + 2 * h + 1]);
-        mbarrier_wait(&s->solved[place], i / RING % 2);
-        const uint64_t tb =
-            wgmma_descriptor(shared_address(chunk->tb), 128, 512, WGMMA_SWIZZLE_NONE);
-        const uint64_t p = wgmma_descriptor(shared_address(chunk->p), 128, 512, WGMMA_SWIZZLE_NONE);
-        wgmma_wait(0);
-        wgmma_pin_f32(o, 16);
-        wgmma_pin_u32(&uf[0][0], 8);
-        wgmma_pin_f32(u, 16);
-        wgmma_fence();
-        wgmma_m64n32k16(u, uf[0], tb, 0);
-        wgmma_m64n32k16(u, uf[1], tb + 16, 1);
-        wgmma_commit();
-        wgmma_wait(0);
-        wgmma_pin_f32(u, 16);
-        uint32_t uh[2][4];
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-#pragma unroll
-            for (int h = 0; h < 2; h++)
-                uh[j / 2][2 * (j % 2) + h] = cvt_rn_f16x2(u[4 * j + 2 * h], u[4 * j + 2 * h + 1]);
-        const uint64_t kr = wgmma_descriptor(shared_address(chunk->rows[0][2 * CHUNK]), CHUNK_HALF,
-                                             1024, WGMMA_SWIZZLE_128);
-        wgmma_pin_u32(&uh[0][0], 8);
-        wgmma_pin_f32(o, 16);
-        wgmma_pin_f32(&x.s[0][0], 4 * GROUPS);
-        wgmma_fence();
-        if (pass != SUMMARIES) {
-            wgmma_m64n32k16(o, uh[0], p, 1);
-            wgmma_m64n32k16(o, uh[1], p + 16, 1);
-            wgmma_commit();
-        }
-#pragma unroll
-        for (int step = 0; step < 2; step++) {
-            wgmma_m64n128k16(&x.s[0][0], uh[step], kr + 128 * step, 1);
-            wgmma_m64n128k16(&x.s[0][0], uh[step], kr + 256 + 128 * step, 1); /* the rest */
-        }
-        wgmma_commit();
-        uint4 rows[2];
-        if (pass != SUMMARIES) {
-            wgmma_wait(1);
-            wgmma_pin_f32(o, 16);
-            const float down[2] = {r->scale * exp2_int(-x.f[0]), r->scale * exp2_int(-x.f[1])};
-#pragma unroll
-            for (int j = 0; j < 16; j++)
-                o[j] *= down[j % 4 / 2];
-            turn_rows(rows, chunk->v[group][0], o, warp, lane);
-        }
-        fence_proxy_async(); /* v's place is the copy engine's next */
-        wgmma_wait(0);
-        wgmma_pin_f32(&x.s[0][0], 4 * GROUPS);
-        __syncwarp();
-        if (lane == 0)
-            mbarrier_arrive(&s->empty[place]); /* 8 arrivals: every state warp */
-        if (pass != SUMMARIES) {
-            const int token = row_of_lane(lane);
-            uint16_t *const out = w->out + (first + token) * r->out.stride_t + HALF_K * group +
-                                  16 * warp + 8 * (lane % 2);
-            if (token < count)
-                st_global_u32x4(out, rows[0]);
-            if (token + 16 < count)
-                st_global_u32x4(out + 16 * r->out.stride_t, rows[1]);
-        }
+        walk_chunk(a, s, w, &x, i, self, pass);
     }
-    const int row = 16 * (threadIdx.x / 32) + threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const int thread = rederive(threadIdx.x);
+    const int row = 16 * (thread / 32) + thread % 32 / 4, t = thread % 4;
     if (pass == SUMMARIES && w->from_identity)
         store_transition(&x, (float *)w->exit, row, t);
     else if (w->exit)
@@ -366,26 +373,13 @@ static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90
     __syncwarp();
 }
 
-/* Brings the state that an item begins with to L2. */
-static __device__ __forceinline__ void prefetch_state(const struct head *w)
-{
-    const int bytes = TILE_K * TILE_K * (w->entry_is_f32 ? 4 : 2);
-    if (w->entry)
-        for (int i = 128 * threadIdx.x; i < bytes; i += 128 * 2 * ROLE_THREADS)
-            prefetch_l2((const char *)w->entry + i);
-}
-
 static __device__ __forceinline__ void walk_states(const struct fkda_forward_sm90_args *a,
                                                    struct shared *s, enum pass pass)
 {
-    int begun = 0;
     for (int item = 0; item < a->items_per_block; item++) {
         const struct head *const w = &s->heads[item];
-        if (item + 1 < a->items_per_block)
-            prefetch_state(w + 1);
         if (__any_sync(~0u, w->chunks > 0 || w->exit))
-            walk_state(a, s, w, begun, pass);
-        begun += __shfl_sync(~0u, w->chunks, 0); /* the same in all lanes, as the compiler sees */
+            walk_state(a, s, w, pass);
     }
 }
 
@@ -463,8 +457,13 @@ static __device__ __forceinline__ void forward(const struct fkda_forward_sm90_ar
             w.slope = load_gate(&a->prepare, FKDA_GATE_BOUNDED, w.h).slope;
             s->heads[threadIdx.x] = w;
         }
-        const int total = __reduce_add_sync(~0u, w.chunks);
+        __syncwarp(); /* heads are there */
         if (threadIdx.x == 0) {
+            int total = 0;
+            for (int i = 0; i < items; i++) {
+                s->heads[i].begun = total;
+                total += s->heads[i].chunks;
+            }
             s->total = total;
             for (int i = 0; i < RING; i++) {
                 mbarrier_init(&s->raw_full[i], 1); /* the thread that starts the copies */
@@ -473,9 +472,6 @@ static __device__ __forceinline__ void forward(const struct fkda_forward_sm90_ar
                 mbarrier_init(&s->empty[i], 8);    /* the state warps */
             }
             mbarrier_init_fence();
-        }
-        __syncwarp(); /* heads and barriers are there */
-        if (threadIdx.x == 0) {
             struct cursor at = {-1, 0, 0};
             for (int i = 0; i < RING && i < total; i++) {
                 at = find_chunk(s, at, i);

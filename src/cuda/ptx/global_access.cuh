@@ -65,10 +65,4 @@ static __device__ __forceinline__ void prefetch_block_l2(const void *from, uint3
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
-/* Asks for the cache line of an address to be brought to L2. */
-static __device__ __forceinline__ void prefetch_l2(const void *from)
-{
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
-}
-
 #endif

@@ -74,6 +74,7 @@ struct head {
     const void *entry; /* state image; NULL: see from_identity */
     void *exit;        /* NULL: not wanted */
     int h, length, chunks;
+    int begun; /* chunks of the block's items before */
     int entry_is_f32, exit_is_f32;
     int from_identity; /* the state starts as 1, and v counts as 0 */
     int padding;       /* output rows are zero, and that is all; no chunks */
@@ -90,6 +91,10 @@ struct shared {
 };
 static_assert(sizeof(struct shared) <= FORWARD_SM90_SHARED_BYTES, "the host asks for this much");
 
+/* A condition whose code is to stand apart: what a turn does not need costs room in the instruction
+ * cache otherwise. */
+#define seldom(condition) __builtin_expect(!!(condition), 0)
+
 /* Where a chunk of the block's belongs: the item, and those of the block's chunks that it has. */
 struct cursor {
     int item, begin, end;
@@ -99,7 +104,7 @@ struct cursor {
 static __device__ __forceinline__ struct cursor find_chunk(const struct shared *s, struct cursor at,
                                                            int chunk)
 {
-    while (chunk >= at.end) {
+    while (seldom(chunk >= at.end)) {
         at.item++;
         at.begin = at.end;
         at.end += s->heads[at.item].chunks;

@@ -78,64 +78,79 @@ static __device__ __forceinline__ void sum_gates(float G[8][4], float total[4],
  * `narrow`, else bf16; Kd, Qd, Kr go to the chunk. before: 2^(M - G_0); after: 2^(G_C - M).
  * `narrow` is a literal. */
 static __device__ __forceinline__ void make_rows(struct raw *raw, struct chunk *out,
-                                                 const struct workshop *shop, const float G[8][4],
+                                                 const struct workshop *shop, float G[8][4],
                                                  const float before[4], const float after[4],
                                                  int thread, int narrow, enum pass pass)
 {
     const int warp = thread / 32, lane = thread % 32;
-    const float *const inverse = shop->inverse + 8 * warp;
+    const float *inverse = shop->inverse + 8 * warp;
     const bool with_q = pass != SUMMARIES;
     enum { Q = 128 * CHUNK, G_ROWS = 2 * Q, KR = 2 * Q, REST = 3 * Q }; /* after those of k */
-    const int half = lane / 16, piece = 16 * (lane % 16 / 2) + 8 * (lane % 2);
-    char *const from = raw->rows[0][8 * warp] + RAW_HALF * half;
-    char *const to = out->rows[0][8 * warp] + CHUNK_HALF * half;
+    const int half = lane / 16;
+    int piece = 16 * (lane % 16 / 2) + 8 * (lane % 2);
+    char *from = raw->rows[0][8 * warp] + RAW_HALF * half;
+    char *to = out->rows[0][8 * warp] + CHUNK_HALF * half;
     /* loads stay one token ahead of the stores, past which the compiler does not move them */
     uint2 next_k = *(const uint2 *)(from + piece);
     uint2 next_q = make_uint2(0, 0);
     if (with_q)
         next_q = *(const uint2 *)(from + piece + Q);
     float next_inverse_k = inverse[0], next_inverse_q = inverse[CHUNK];
+    /* twice four tokens: the code of eight does not fit the instruction cache */
+#pragma unroll 1
+    for (int turn = 0; turn < 2; turn++) {
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const int at = (piece ^ 16 * i) + 128 * i;
-        const float inverse_k = next_inverse_k, inverse_q = next_inverse_q;
-        float k[4], q[4], kd[4], qd[4], ki[4], rest[4];
-        unpack(k, next_k);
-        unpack(q, next_q);
-        if (i < 7) {
-            const int next = (piece ^ 16 * (i + 1)) + 128 * (i + 1);
-            next_k = *(const uint2 *)(from + next);
+        for (int i = 0; i < 4; i++) {
+            const int at = (piece ^ 16 * i) + 128 * i;
+            const float inverse_k = next_inverse_k, inverse_q = next_inverse_q;
+            float k[4], q[4], kd[4], qd[4], ki[4], rest[4];
+            unpack(k, next_k);
+            unpack(q, next_q);
+            if (i < 3 || turn == 0) {
+                const int next = (piece ^ 16 * (i + 1)) + 128 * (i + 1);
+                next_k = *(const uint2 *)(from + next);
+                if (with_q)
+                    next_q = *(const uint2 *)(from + next + Q);
+                next_inverse_k = inverse[i + 1];
+                next_inverse_q = inverse[CHUNK + i + 1];
+            }
+#pragma unroll
+            for (int d = 0; d < 4; d++) {
+                const float up = ex2_approx(G[i][d]), down = ex2_approx(-G[i][d]);
+                k[d] *= inverse_k;
+                kd[d] = k[d] * up;
+                ki[d] = k[d] * down;
+                qd[d] = q[d] * inverse_q * up;
+            }
+            *(uint2 *)(from + at) = narrow ? pack_f16(kd) : pack_bf16(kd);
             if (with_q)
-                next_q = *(const uint2 *)(from + next + Q);
-            next_inverse_k = inverse[i + 1];
-            next_inverse_q = inverse[CHUNK + i + 1];
-        }
+                *(uint2 *)(from + at + Q) = narrow ? pack_f16(qd) : pack_bf16(qd);
+            *(uint2 *)(from + at + G_ROWS) = narrow ? pack_f16(ki) : pack_bf16(ki);
 #pragma unroll
-        for (int d = 0; d < 4; d++) {
-            const float up = ex2_approx(G[i][d]), down = ex2_approx(-G[i][d]);
-            k[d] *= inverse_k;
-            kd[d] = k[d] * up;
-            ki[d] = k[d] * down;
-            qd[d] = q[d] * inverse_q * up;
+            for (int d = 0; d < 4; d++) {
+                kd[d] *= before[d];
+                qd[d] *= before[d];
+                ki[d] *= after[d];
+                const float high = __uint_as_float(__float_as_uint(ki[d]) & 0xffffe000u);
+                rest[d] = ki[d] - high;
+                ki[d] = high;
+            }
+            *(uint2 *)(to + at) = pack_f16(kd);
+            if (with_q)
+                *(uint2 *)(to + at + Q) = pack_f16(qd);
+            *(uint2 *)(to + at + KR) = pack_f16(ki);
+            *(uint2 *)(to + at + REST) = pack_f16(rest);
         }
-        *(uint2 *)(from + at) = narrow ? pack_f16(kd) : pack_bf16(kd);
-        if (with_q)
-            *(uint2 *)(from + at + Q) = narrow ? pack_f16(qd) : pack_bf16(qd);
-        *(uint2 *)(from + at + G_ROWS) = narrow ? pack_f16(ki) : pack_bf16(ki);
+        if (turn == 0)
 #pragma unroll
-        for (int d = 0; d < 4; d++) {
-            kd[d] *= before[d];
-            qd[d] *= before[d];
-            ki[d] *= after[d];
-            const float high = __uint_as_float(__float_as_uint(ki[d]) & 0xffffe000u);
-            rest[d] = ki[d] - high;
-            ki[d] = high;
-        }
-        *(uint2 *)(to + at) = pack_f16(kd);
-        if (with_q)
-            *(uint2 *)(to + at + Q) = pack_f16(qd);
-        *(uint2 *)(to + at + KR) = pack_f16(ki);
-        *(uint2 *)(to + at + REST) = pack_f16(rest);
+            for (int i = 0; i < 4; i++)
+#pragma unroll
+                for (int d = 0; d < 4; d++)
+                    G[i][d] = G[i + 4][d];
+        piece ^= 64;
+        from += 512;
+        to += 512;
+        inverse += 4;
     }
 }
 

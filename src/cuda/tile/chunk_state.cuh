@@ -23,7 +23,7 @@ static __device__ __forceinline__ void load_values(uint32_t v[4][2], const char 
         v[j + 1][0] = x[2];
         v[j + 1][1] = x[3];
     }
-    if (count < CHUNK) /* other tokens are another sequence's */
+    if (seldom(count < CHUNK)) /* other tokens are another sequence's */
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             const int token = 8 * j + 2 * t;
@@ -98,7 +98,7 @@ static __device__ __forceinline__ void choose_scale(struct walker *x, const uint
 {
     const uint32_t m[2] = {max_values(v, 0), max_values(v, 1)};
     const int e0 = (int)(m[0] >> 7) - 127, e1 = (int)(m[1] >> 7) - 127;
-    if (__any_sync(~0u, due | e0 + x->f[0] > target | e1 + x->f[1] > target)) {
+    if (seldom(__any_sync(~0u, due | e0 + x->f[0] > target | e1 + x->f[1] > target))) {
         const float value_max[2] = {bf16_low(m[0]), bf16_low(m[1])};
         rescale(x, value_max, target - HEADROOM);
     }
