@@ -9,9 +9,9 @@
 #define MOST_BLOCK_TOKENS 2048
 
 const struct fkda_segment_costs fkda_segment_costs_sm90 = {
-    .chunk_us = 2.6,
+    .chunk_us = 2.4,
     .start_us = 9.0,
-    .item_us = 4.0,
+    .item_us = 3.0,
     .pass1_share = 1.0,
     .combine_us = 1.3,
     .launch_us = 3.0,

@@ -172,9 +172,7 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
             shop->beta[lane] = beta;
         store_products(d, shop, out, beta, warp, lane, pass);
         fence_proxy_async();
-        __syncwarp(); /* every lane's stores are fenced: lane 0 may announce them */
-        if (lane == 0)
-            mbarrier_arrive(&s->full[place]);
+        mbarrier_arrive_warp(&s->full[place], lane);
         if (warp == 3 && chunk + RING < total) {
             mbarrier_wait(&s->full[place], chunk / RING % 2); /* all have left the raw place */
             if (lane == 0)
@@ -204,9 +202,7 @@ static __device__ __forceinline__ void begin_chunk(struct shared *s, int chunk, 
     if (seldom(__any_sync(~0u, thread / 32 == solver_of_chunk(chunk)))) {
         solve(&s->workshops[chunk % PREPARERS], &s->chunks[place], lane);
         fence_proxy_async();
-        __syncwarp(); /* every lane's stores are fenced: lane 0 may announce them */
-        if (lane == 0)
-            mbarrier_arrive(&s->solved[place]);
+        mbarrier_arrive_warp(&s->solved[place], lane);
     }
     __syncwarp(); /* or else the compiler takes what follows for divergent */
 }
@@ -329,9 +325,7 @@ static __device__ __forceinline__ void walk_chunk(const struct fkda_forward_sm90
     fence_proxy_async(); /* v's place is the copy engine's next */
     wgmma_wait(0);
     wgmma_pin_f32(&x->s[0][0], 4 * GROUPS);
-    __syncwarp();
-    if (lane == 0)
-        mbarrier_arrive(&s->empty[place]); /* 8 arrivals: every state warp */
+    mbarrier_arrive_warp(&s->empty[place], lane);
     if (pass != SUMMARIES) {
         const int token = row_of_lane(lane);
         uint16_t *const out = w->out + (first + token) * r->out.stride_t + HALF_K * group +
@@ -467,9 +461,9 @@ static __device__ __forceinline__ void forward(const struct fkda_forward_sm90_ar
             s->total = total;
             for (int i = 0; i < RING; i++) {
                 mbarrier_init(&s->raw_full[i], 1); /* the thread that starts the copies */
-                mbarrier_init(&s->full[i], 5);     /* 4 prepare warps, and the copy of v */
-                mbarrier_init(&s->solved[i], 1);   /* the state warp that made T */
-                mbarrier_init(&s->empty[i], 8);    /* the state warps */
+                mbarrier_init(&s->full[i], 4 * WARP_ARRIVALS + 1); /* prepare warps; copy of v */
+                mbarrier_init(&s->solved[i], WARP_ARRIVALS);       /* the warp that made T */
+                mbarrier_init(&s->empty[i], 8 * WARP_ARRIVALS);    /* the state warps */
             }
             mbarrier_init_fence();
             struct cursor at = {-1, 0, 0};

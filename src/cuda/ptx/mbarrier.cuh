@@ -28,6 +28,22 @@ static __device__ __forceinline__ void mbarrier_arrive(uint64_t *barrier)
                  : "memory");
 }
 
+/* Arrivals of a warp. compute-sanitizer's racecheck sees what the arriving lane did, but not that
+ * __syncwarp orders the others before it: for that tool a build may let every lane arrive. */
+#ifdef FKDA_EVERY_LANE_ARRIVES
+enum { WARP_ARRIVALS = 32 };
+#else
+enum { WARP_ARRIVALS = 1 };
+#endif
+
+/* All that the warp's lanes did comes before it. */
+static __device__ __forceinline__ void mbarrier_arrive_warp(uint64_t *barrier, int lane)
+{
+    __syncwarp();
+    if (WARP_ARRIVALS == 32 || lane == 0)
+        mbarrier_arrive(barrier);
+}
+
 /* Returns once the phase of that parity has completed. */
 static __device__ __forceinline__ void mbarrier_wait(uint64_t *barrier, uint32_t parity)
 {
