@@ -299,6 +299,17 @@ static void test_sm90_packed_pool_with_padding(void **state)
     run_and_compare(&call, "cuda/sm90/forward_bounded");
 }
 
+static void test_sm90_packed_and_split(void **state)
+{
+    PROLOGUE(call);
+    begin(&call, (struct problem_sizes){.B = 1, .T = 2000, .H = 1, .HV = 1, .V = 128}, FKDA_BF16);
+    struct problem *p = &call.host;
+    p->args.cu_seqlens = INDICES(p, FKDA_I64, 0, 950, 2000);
+    p->args.initial_state = states(&call, 2, FKDA_F32, true);
+    p->args.final_state = states(&call, 2, FKDA_F32, false);
+    run_and_compare(&call, "cuda/sm90/summaries+combine+segments_bounded");
+}
+
 static void test_sm90_many_chains(void **state)
 {
     PROLOGUE(call);
@@ -325,6 +336,7 @@ int main(void)
         cmocka_unit_test(test_sm90_dense_with_a_partial_tail),
         cmocka_unit_test(test_sm90_without_states),
         cmocka_unit_test(test_sm90_packed_pool_with_padding),
+        cmocka_unit_test(test_sm90_packed_and_split),
         cmocka_unit_test(test_sm90_many_chains),
     };
     const struct CMUnitTest tests[] = {

@@ -58,6 +58,26 @@ def test_case_02_neighbours_nan_varlen(name, victim):
     assert torch.isnan(b.out).any()
 
 
+@pytest.mark.parametrize("name", [*INPUTS, "initial_state"])
+def test_case_02_neighbours_nan_many_short_requests(name):
+    """Path sm90 takes several of them with one block."""
+    lengths = [0, 1, 31, 32, 33, 64, 65] * 80
+    cu = [0, *torch.tensor(lengths).cumsum(0).tolist()]
+    clean = make(cu[-1], 2, cu=cu, initial=F32)
+    dirty = clean.but(**{name: getattr(clean, name).clone()})
+    for n, (_, begin, end) in enumerate(clean.spans()):
+        if n % 2 and name == "initial_state":
+            dirty.initial_state[n] = float("nan")
+        elif n % 2:
+            getattr(dirty, name)[:, begin:end] = float("nan")
+    a, b = run(clean), run(dirty, finite=False)
+    for n, (_, begin, end) in enumerate(clean.spans()):
+        if n % 2 == 0:
+            assert same_bits(a.out[:, begin:end], b.out[:, begin:end])
+            assert same_bits(a.final[n], b.final[n])
+    assert torch.isnan(b.out).any()
+
+
 @pytest.mark.parametrize("name", INPUTS)
 @pytest.mark.parametrize("lower_bound", [-5.0, None])
 def test_case_02_neighbours_nan_dense_and_heads(name, lower_bound):

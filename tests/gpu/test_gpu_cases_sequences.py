@@ -43,6 +43,31 @@ def test_case_21_chunked_prefill(regime, T, cut, path):
     assert rms_ratio(second.final.cpu(), want.final) < bounds_of("small")[1]
 
 
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("H", [1, 3])
+@pytest.mark.parametrize("cu", [[0, 1000, 2000], [0, 0, 1500, 1500, 3000], [0, 2900, 3000]])
+def test_case_21_packed_sequences_that_are_split(cu, H, padded, path):
+    call = shared(cu[-1], H, cu=cu, initial=F32)
+    got = check(call, cut=slice(0, 16))
+    split = "segments" in flash_kda.last_report()["kernel"]
+    assert split == (path == "sm90")
+    if padded:  # the second sequence has no slot
+        here = moved(call)
+        slots = torch.arange(len(cu) - 1, dtype=torch.int32, device=here.q.device)
+        slots[1] = -1
+        pool = here.initial_state.clone()
+        part = on_cpu(
+            run(here.but(initial_state=pool, options={"state_indices": slots}), final=pool)
+        )
+        for n, (_, begin, end) in enumerate(call.spans()):
+            if n == 1:
+                assert not part.out[:, begin:end].any()
+                assert same_bits(pool[n].cpu(), call.initial_state[n])
+            else:
+                assert same_bits(part.out[:, begin:end], got.out[:, begin:end])
+                assert same_bits(pool[n].cpu(), got.final[n])
+
+
 @pytest.mark.parametrize("N, length, H", [(256, 33, 1), (600, 2, 2), (1000, 0, 1), (31, 128, 2)])
 def test_case_26_very_many_sequences(N, length, H):
     cu = [n * length for n in range(N + 1)]

@@ -444,10 +444,13 @@ static __device__ __forceinline__ void forward(const struct fkda_forward_sm90_ar
     const int items = a->items_per_block;
     if (threadIdx.x < 32) {
         struct head w = {{0}};
-        const int64_t item = (int64_t)blockIdx.x * items + threadIdx.x;
+        /* Whole sequences: a lane each, heads of one sequence in different blocks, since it may be
+         * much longer than the others. A segment, of which a block has one, is found by all lanes
+         * together: sequence_of_piece() is theirs. */
+        const int64_t item = blockIdx.x + (pass == WHOLE ? (int64_t)threadIdx.x * gridDim.x : 0);
+        if (item < a->items)
+            find_item(a, &w, item, pass);
         if ((int)threadIdx.x < items) {
-            if (item < a->items)
-                find_item(a, &w, item, pass);
             w.slope = load_gate(&a->prepare, FKDA_GATE_BOUNDED, w.h).slope;
             s->heads[threadIdx.x] = w;
         }

@@ -48,9 +48,8 @@ static __device__ __forceinline__ void finish_norms(float inverse[2 * CHUNK], co
     }
 }
 
-/* Gates of the warp's 8 tokens and the lane's 4 channels, summed away from the chunk's middle: in
- * the warps before it G of token i, less those of the warps between, is -(sum of i + 1 .. 7), else
- * the sum of 0 .. i. Returns the sum of all 8. */
+/* Gates of the warp's 8 tokens and the lane's 4 channels, summed up: G of token i is that of 0 .. i,
+ * until make_factors() counts it from the chunk's middle. Returns the sum of all 8. */
 static __device__ __forceinline__ void sum_gates(float G[8][4], float total[4],
                                                  const float *offsets, const char *rows, int piece,
                                                  float slope, float bound, int count, int warp,
