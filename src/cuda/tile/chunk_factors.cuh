@@ -40,7 +40,8 @@ static __device__ __forceinline__ void finish_norms(float inverse[2 * CHUNK], co
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int j = 6 * r + i;
-            x[r][i] = warp < 2 ? warp == 0 ? d[j] : d[8 + j] : warp == 2 ? d[16 + j] : d[24 + j];
+            x[r][i] =
+                warp < 2 ? (warp == 0 ? d[j] : d[8 + j]) : (warp == 2 ? d[16 + j] : d[24 + j]);
         }
     if (lane % 4 == g / 2) {
         inverse[16 * warp + g] = rsqrt_approx((g % 2 ? x[0][1] : x[0][0]) + 1e-6f);
@@ -48,8 +49,8 @@ static __device__ __forceinline__ void finish_norms(float inverse[2 * CHUNK], co
     }
 }
 
-/* Gates of the warp's 8 tokens and the lane's 4 channels, summed up: G of token i is that of 0 .. i,
- * until make_factors() counts it from the chunk's middle. Returns the sum of all 8. */
+/* Gates of the warp's 8 tokens and the lane's 4 channels, summed up: G of token i is that of
+ * tokens 0 .. i, until make_factors() counts it from the middle. total: the sum of all 8. */
 static __device__ __forceinline__ void sum_gates(float G[8][4], float total[4],
                                                  const float *offsets, const char *rows, int piece,
                                                  float slope, float bound, int count, int warp,
