@@ -9,8 +9,11 @@
 
 enum { FORWARD_SM90_THREADS = 512, FORWARD_SM90_SHARED_BYTES = 227 * 1024 };
 
+/* Tensors that the copy engine reads. */
+enum { MAP_K, MAP_Q, MAP_G, MAP_V, MAPS };
+
 struct fkda_forward_sm90_args {
-    CUtensorMap q, k, v, g; /* [B, T, H, 128] bf16; boxes of 32 tokens and 64 channels */
+    CUtensorMap maps[MAPS]; /* [B, T, H, 128] bf16; boxes of 32 tokens and 64 channels */
     struct fkda_prepare_args prepare;
     struct fkda_recurrence_args recurrence;
     struct fkda_segments segments;

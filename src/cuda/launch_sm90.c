@@ -86,13 +86,13 @@ static cudaError_t make_maps(struct fkda_forward_sm90_args *args)
     encode_function *const encode = atomic_load_explicit(&encoder, memory_order_acquire);
     if (T == 0) /* every sequence is empty, and nobody reads the maps */
         return cudaSuccess;
-    cudaError_t error = make_map(encode, &args->q, &p->q, H, T, B);
+    cudaError_t error = make_map(encode, &args->maps[MAP_Q], &p->q, H, T, B);
     if (error == cudaSuccess)
-        error = make_map(encode, &args->k, &p->k, H, T, B);
+        error = make_map(encode, &args->maps[MAP_K], &p->k, H, T, B);
     if (error == cudaSuccess)
-        error = make_map(encode, &args->v, &args->recurrence.v, HV, T, B);
+        error = make_map(encode, &args->maps[MAP_V], &args->recurrence.v, HV, T, B);
     if (error == cudaSuccess)
-        error = make_map(encode, &args->g, &p->g, HV, T, B);
+        error = make_map(encode, &args->maps[MAP_G], &p->g, HV, T, B);
     return error;
 }
 

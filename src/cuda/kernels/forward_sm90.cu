@@ -20,123 +20,130 @@
 
 /* ---- prepare warpgroups --------------------------------------------------------------------- */
 
-/* One thread starts the copies of a chunk's q, k, g. */
-static __device__ __forceinline__ void fetch_raw(const struct fkda_forward_sm90_args *a,
-                                                 struct shared *s, struct cursor at, int chunk,
-                                                 enum pass pass)
+/* Starts the copies of a chunk's rows of one tensor, both halves of its channels. */
+static __device__ __forceinline__ void fetch(const CUtensorMap *map, char *rows, int half_bytes,
+                                             uint64_t *barrier, struct source x, int h, int chunk)
 {
-    struct raw *raw = &s->raw[chunk % RING];
-    uint64_t *barrier = &s->raw_full[chunk % RING];
-    const struct head *w = &s->heads[at.item];
-    const int hk = w->h / a->prepare.heads_per_key;
-    const int row = (int)w->seq.begin + (chunk - at.begin) * CHUNK, batch = (int)w->seq.batch;
-    mbarrier_arrive_expect(barrier, sizeof(struct raw) / 3 * (pass == SUMMARIES ? 2 : 3));
+    if (elect_one()) {
+        mbarrier_arrive_expect(barrier, 2 * CHUNK * 128);
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        tensor_copy_4d(raw->rows[half][0], &a->k, HALF_K * half, hk, row, batch, barrier);
-        if (pass != SUMMARIES)
-            tensor_copy_4d(raw->rows[half][CHUNK], &a->q, HALF_K * half, hk, row, batch, barrier);
-        tensor_copy_4d(raw->rows[half][2 * CHUNK], &a->g, HALF_K * half, w->h, row, batch, barrier);
+        for (int half = 0; half < 2; half++)
+            tensor_copy_4d(rows + half_bytes * half, map, HALF_K * half, h, x.row + CHUNK * chunk,
+                           x.batch, barrier);
     }
+    __syncwarp(); /* one lane was alone */
 }
 
-/* One thread starts the copy of a chunk's v. */
-static __device__ __forceinline__ void fetch_values(const struct fkda_forward_sm90_args *a,
-                                                    struct shared *s, struct cursor at, int chunk)
+/* Raw rows, by as many warps as there are tensors. */
+static __device__ __forceinline__ void fetch_raw(const struct fkda_forward_sm90_args *a,
+                                                 struct shared *s, struct source x, int chunk,
+                                                 int place, int warp, enum pass pass)
 {
-    uint64_t *barrier = &s->full[chunk % RING];
-    const struct head *w = &s->heads[at.item];
-    const int row = (int)w->seq.begin + (chunk - at.begin) * CHUNK, batch = (int)w->seq.batch;
-    mbarrier_arrive_expect(barrier, sizeof s->chunks[0].v);
-#pragma unroll
-    for (int half = 0; half < 2; half++)
-        tensor_copy_4d(s->chunks[chunk % RING].v[half][0], &a->v, HALF_K * half, w->h, row, batch,
-                       barrier);
+    if (warp == MAP_K || warp == MAP_G || (warp == MAP_Q && pass != SUMMARIES))
+        fetch(&a->maps[warp], s->raw[place].rows[0][CHUNK * warp], RAW_HALF, &s->raw_full[place], x,
+              warp == MAP_G ? x.h : x.hk, chunk);
+}
+
+/* v, by one warp. */
+static __device__ __forceinline__ void fetch_values(const struct fkda_forward_sm90_args *a,
+                                                    struct shared *s, struct source x,
+                                                    struct spot at, int warp)
+{
+    if (warp == MAP_V)
+        fetch(&a->maps[MAP_V], s->chunks[at.place].v[0][0], CHUNK * 128, &s->full[at.place], x, x.h,
+              at.chunk);
 }
 
 /* Brings rows of a chunk to what norms and gates can read: none past the end of the sequence. */
-static __device__ __forceinline__ void await_raw(struct shared *s, struct cursor at, int chunk,
+static __device__ __forceinline__ void await_raw(struct shared *s, struct source x, struct spot at,
                                                  int barrier, int thread)
 {
-    const int count = tokens_of_chunk(s->heads[at.item].length, chunk - at.begin);
+    const int count = count_tokens(x, at.chunk);
     /* a wait by parity tells neighbouring phases apart only: the other preparer has had the chunk
      * that was in this place before */
-    if (chunk >= RING)
-        mbarrier_wait(&s->full[chunk % RING], chunk / RING % 2 ^ 1);
-    mbarrier_wait(&s->raw_full[chunk % RING], chunk / RING % 2);
+    if (at.chunk >= RING)
+        mbarrier_wait(&s->raw_empty[at.place], at.phase ^ 1);
+    mbarrier_wait(&s->raw_full[at.place], at.phase);
     if (seldom(count < CHUNK)) {
-        clear_tail(&s->raw[chunk % RING], count, thread);
+        clear_tail(&s->raw[at.place], count, thread);
         fence_proxy_async();
         named_barrier_sync(barrier, ROLE_THREADS); /* the zeros are there */
     }
 }
 
 /* The thread's channel of a head's dt_bias, whose load is not waited for. */
-static __device__ __forceinline__ float load_bias(const struct fkda_prepare_args *p,
-                                                  const struct head *w, int thread)
+static __device__ __forceinline__ float load_bias(const struct fkda_prepare_args *p, int h,
+                                                  int thread)
 {
-    return p->dt_bias ? p->dt_bias[w->h * p->dt_bias_stride_h + thread] : 0.0f;
+    return p->dt_bias ? p->dt_bias[h * p->dt_bias_stride_h + thread] : 0.0f;
+}
+
+/* Raw beta of the lane's token of a chunk, in the two warps that have rows of A. It is loaded a
+ * turn before its use. */
+static __device__ __forceinline__ uint32_t load_chunk_beta(const struct fkda_prepare_args *p,
+                                                           struct source x, int chunk, int warp,
+                                                           int lane)
+{
+    return warp < 2 && lane < count_tokens(x, chunk)
+               ? load_raw_beta(p, x.batch, x.row + CHUNK * chunk + lane, x.h)
+               : 0;
 }
 
 static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_sm90_args *a,
                                                       struct shared *s, enum pass pass)
 {
-    const int total = s->total;
-    struct cursor at = {-1, 0, 0};
-    /* the same in all lanes, and so that the compiler sees it */
-    int chunk = __shfl_sync(~0u, threadIdx.x / ROLE_THREADS - 2, 0);
-    {
-        float *const inverse = s->workshops[chunk].inverse;
-        const int thread = threadIdx.x % ROLE_THREADS;
-        if (chunk < total) {
-            float norms[32];
-            await_raw(s, find_chunk(s, at, chunk), chunk, 1 + chunk, thread);
-            wgmma_pin_f32(norms, 32);
-            wgmma_fence();
-            start_norms(norms, &s->raw[chunk]);
-            wgmma_wait(0);
-            wgmma_pin_f32(norms, 32);
-            finish_norms(inverse, norms, thread / 32, thread % 32);
+    const int total = shared_by_lanes(s->total), self = rederive(threadIdx.x % ROLE_THREADS);
+    const int preparer = shared_by_lanes(threadIdx.x / ROLE_THREADS - 2);
+    const int role = shared_by_lanes(threadIdx.x / 32 % 4); /* the warp's number in its group */
+    const int barrier = 1 + preparer;                       /* the warpgroup's */
+    struct workshop *const shop = &s->workshops[preparer];
+    struct source x = {-1, 0, 0, 0, 0, 0, 0}, later = x; /* of this chunk; of the one to fetch */
+    struct spot at = {preparer, preparer, 0}, before = at;
+    int begins = 1;    /* a head's chunks, with this one */
+    float bias = 0.0f; /* of that head */
+    uint32_t raw_beta = 0;
+    if (at.chunk < total) {
+        const int thread = rederive(self);
+        float norms[32];
+        for (int i = preparer; i < RING && i < total; i += PREPARERS) {
+            later = find_source(s, later, i);
+            fetch_raw(a, s, later, i, i, role, pass);
         }
-        __syncwarp();
-        if (!a->prepare.qk_l2norm && thread % 32 < 16) /* the warp's own rows */
-            inverse[16 * (thread / 32) + thread % 16] = 1.0f;
+        x = find_source(s, x, at.chunk);
+        bias = load_bias(&a->prepare, x.h, thread);
+        raw_beta = load_chunk_beta(&a->prepare, x, at.chunk, thread / 32, thread % 32);
+        await_raw(s, x, at, barrier, thread);
+        wgmma_pin_f32(norms, 32);
+        wgmma_fence();
+        start_norms(norms, &s->raw[at.place]);
+        wgmma_wait(0);
+        wgmma_pin_f32(norms, 32);
+        finish_norms(shop->inverse, norms, thread / 32, thread % 32);
     }
-    const int self = rederive(threadIdx.x % ROLE_THREADS);
-    float bias = 0.0f; /* of the head whose chunks begin */
-    if (chunk < total)
-        bias = load_bias(&a->prepare, &s->heads[find_chunk(s, at, chunk).item], self);
-    for (; chunk < total; chunk += PREPARERS) {
+    __syncwarp();
+    if (!a->prepare.qk_l2norm && self % 32 < 16) /* the warp's own rows */
+        shop->inverse[16 * (self / 32) + self % 16] = 1.0f;
+    while (at.chunk < total) {
         const int thread = rederive(self), warp = thread / 32, lane = thread % 32;
-        const int barrier = chunk % PREPARERS + 1; /* of this warpgroup */
-        struct workshop *const shop = &s->workshops[chunk % PREPARERS];
-        const int place = chunk % RING;
-        struct raw *raw = &s->raw[place];
-        struct chunk *out = &s->chunks[place];
-        if (seldom(chunk >= at.end)) {
-            at = find_chunk(s, at, chunk);
-            shop->offset[thread] = s->heads[at.item].slope * bias;
+        struct raw *raw = &s->raw[at.place];
+        struct chunk *out = &s->chunks[at.place];
+        if (seldom(begins)) {
+            shop->offset[thread] = s->heads[x.item].slope * bias;
             named_barrier_sync(barrier, ROLE_THREADS); /* offsets are there */
         }
-        const struct head *const w = &s->heads[at.item];
-        const int first = CHUNK * (chunk - at.begin);
-        const int count = min((int)CHUNK, w->length - first);
+        const int count = count_tokens(x, at.chunk);
         int narrow;
-        float beta = 0.0f;
-        if (warp < 2 && lane < count) /* used much later */
-            beta = load_raw_beta(&a->prepare, w->seq, w->seq.begin + first + lane, w->h);
         {
             const int piece = 16 * (lane % 16 / 2) + 8 * (lane % 2);
             float G[8][4], sums[4];
             sum_gates(G, sums, shop->offset, raw->rows[lane / 16][2 * CHUNK + 8 * warp], piece,
-                      w->slope, a->prepare.lower_bound_log2, count, warp, lane);
+                      s->heads[x.item].slope, a->prepare.lower_bound_log2, count, warp, lane);
             *(float4 *)&shop->totals[warp][4 * lane] =
                 make_float4(sums[0], sums[1], sums[2], sums[3]);
-            if (chunk >= RING) /* the state warps have left the place */
-                mbarrier_wait(&s->empty[place], chunk / RING % 2 ^ 1);
-            if (thread == 2 * 32) /* of a warp that has no beta to load */
-                fetch_values(a, s, at, chunk);
+            if (at.chunk >= RING) /* the state warps have left the place */
+                mbarrier_wait(&s->empty[at.place], at.phase ^ 1);
             named_barrier_sync(barrier, ROLE_THREADS); /* totals and norms are there */
+            fetch_values(a, s, x, at, role);
             narrow = make_factors(raw, out, shop, G, rederive(thread), a->prepare.qk_l2norm, pass);
         }
         fence_proxy_async();
@@ -147,78 +154,81 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
             start_products(d, raw, 1);
         else
             start_products(d, raw, 0);
-        const int next = chunk + PREPARERS;
-        const int more = next < total && a->prepare.qk_l2norm;
-        if (next < total) {
-            const struct cursor there = find_chunk(s, at, next);
-            if (seldom(next >= at.end))
-                bias = load_bias(&a->prepare, &s->heads[there.item], thread);
-            await_raw(s, there, next, barrier, thread);
+        const struct spot next = further(at, PREPARERS);
+        const int more = next.chunk < total && a->prepare.qk_l2norm;
+        if (next.chunk < total) {
+            begins = next.chunk >= x.end;
+            x = find_source(s, x, next.chunk);
+            if (seldom(begins))
+                bias = load_bias(&a->prepare, x.h, thread);
+            await_raw(s, x, next, barrier, thread);
         }
         wgmma_pin_f32(norms, 32);
         wgmma_fence();
         /* also where nobody wants them: under a condition they would wait for A and P */
-        start_norms(norms, &s->raw[(next < total ? next : chunk) % RING]);
+        start_norms(norms, &s->raw[next.chunk < total ? next.place : at.place]);
         wgmma_wait(1);
         wgmma_pin_f32(d, 16);
-        beta = lane < count ? beta_of(&a->prepare, beta) : 0.0f;
-        if (chunk >= PREPARERS) { /* the last chunk's T is made: the workshop is free */
+        mbarrier_arrive_warp(&s->raw_empty[at.place], lane);
+        const float beta = lane < count ? beta_of(&a->prepare, raw_beta) : 0.0f;
+        if (next.chunk < total)
+            raw_beta = load_chunk_beta(&a->prepare, x, next.chunk, warp, lane);
+        if (at.chunk >= PREPARERS) /* the chunk's before, whose T is made: the workshop is free */
             /* a phase that is told by its parity: what `empty` has announced this turn comes after
-             * the T that was in last's place before it */
-            const int last = chunk - PREPARERS;
-            mbarrier_wait(&s->solved[last % RING], last / RING % 2);
-        }
+             * the T that was in that place earlier */
+            mbarrier_wait(&s->solved[before.place], before.phase);
         if (warp == 0)
             shop->beta[lane] = beta;
-        store_products(d, shop, out, beta, warp, lane, pass);
+        store_products(d, shop, out, beta, role, lane, pass);
         fence_proxy_async();
-        mbarrier_arrive_warp(&s->full[place], lane);
-        if (warp == 3 && chunk + RING < total) {
-            mbarrier_wait(&s->full[place], chunk / RING % 2); /* all have left the raw place */
-            if (lane == 0)
-                fetch_raw(a, s, find_chunk(s, at, chunk + RING), chunk + RING, pass);
-            __syncwarp(); /* one lane was alone */
+        mbarrier_arrive_warp(&s->full[at.place], lane);
+        if (at.chunk + RING < total) { /* to the raw place that is left now */
+            mbarrier_wait(&s->raw_empty[at.place], at.phase);
+            later = find_source(s, later, at.chunk + RING);
+            fetch_raw(a, s, later, at.chunk + RING, at.place, role, pass);
         }
         wgmma_wait(0);
         wgmma_pin_f32(norms, 32);
         if (more)
             finish_norms(shop->inverse, norms, warp, lane);
+        before = at;
+        at = next;
     }
 }
 
 /* ---- state warpgroups ----------------------------------------------------------------------- */
 
 /* The state warp that makes a chunk's T: in turn, and in both warpgroups alike. */
-static __device__ __forceinline__ int solver_of_chunk(int chunk)
+static __device__ __forceinline__ int solver_of_chunk(unsigned chunk)
 {
-    return chunk % 2 * 4 + chunk / 2 % 4;
+    return (int)(chunk % 2 * 4 + chunk / 2 % 4);
 }
 
 /* Waits for a chunk; one of the state warps makes its T b. */
-static __device__ __forceinline__ void begin_chunk(struct shared *s, int chunk, int thread)
+static __device__ __forceinline__ void begin_chunk(struct shared *s, struct spot at, int warp,
+                                                   int lane)
 {
-    const int place = chunk % RING, lane = thread % 32;
-    mbarrier_wait(&s->full[place], chunk / RING % 2);
-    if (seldom(__any_sync(~0u, thread / 32 == solver_of_chunk(chunk)))) {
-        solve(&s->workshops[chunk % PREPARERS], &s->chunks[place], lane);
+    mbarrier_wait(&s->full[at.place], at.phase);
+    if (seldom(warp == solver_of_chunk(at.chunk))) {
+        solve(&s->workshops[(unsigned)at.chunk % PREPARERS], &s->chunks[at.place], lane);
         fence_proxy_async();
-        mbarrier_arrive_warp(&s->solved[place], lane);
+        mbarrier_arrive_warp(&s->solved[at.place], lane);
     }
     __syncwarp(); /* or else the compiler takes what follows for divergent */
 }
 
-/* A turn: chunk i of the block. */
+/* A turn. first: the chunk's first token, of the item's. */
 static __device__ __forceinline__ void walk_chunk(const struct fkda_forward_sm90_args *a,
                                                   struct shared *s, const struct head *w,
-                                                  struct walker *x, int i, int self, enum pass pass)
+                                                  struct walker *x, struct spot at, int first,
+                                                  int self, enum pass pass)
 {
     const struct fkda_recurrence_args *r = &a->recurrence;
-    const int place = i % RING;
     const int thread = rederive(self);
     const int group = thread / ROLE_THREADS, warp = thread / 32 % 4;
     const int lane = thread % 32, t = lane % 4;
-    struct chunk *chunk = &s->chunks[place];
-    const int first = CHUNK * (i - w->begun), count = min((int)CHUNK, w->length - first);
+    struct chunk *chunk = &s->chunks[at.place];
+    const int count = min((int)CHUNK, w->length - first);
     uint32_t v[4][2];
     load_values(v, chunk->v[group][0], warp, pass == SUMMARIES && w->from_identity ? 0 : count,
                 lane);
@@ -276,7 +286,7 @@ static __device__ __forceinline__ void walk_chunk(const struct fkda_forward_sm90
             uf[j / 2][2 * (j % 2) + h] =
                 cvt_rn_f16x2(bf16_low(v[j][h]) * f[h] - u[4 * j + 2 * h],
                              bf16_high(v[j][h]) * f[h] - u[4 * j + 2 * h + 1]);
-    mbarrier_wait(&s->solved[place], i / RING % 2);
+    mbarrier_wait(&s->solved[at.place], at.phase);
     const uint64_t tb = wgmma_descriptor(shared_address(chunk->tb), 128, 512, WGMMA_SWIZZLE_NONE);
     const uint64_t p = wgmma_descriptor(shared_address(chunk->p), 128, 512, WGMMA_SWIZZLE_NONE);
     wgmma_wait(0);
@@ -284,8 +294,8 @@ static __device__ __forceinline__ void walk_chunk(const struct fkda_forward_sm90
     wgmma_pin_u32(&uf[0][0], 8);
     wgmma_pin_f32(u, 16);
     wgmma_fence();
-    wgmma_m64n32k16(u, uf[0], tb, 0);
-    wgmma_m64n32k16(u, uf[1], tb + 16, 1);
+    wgmma_m64n32k16_mn(u, uf[0], tb, 0);
+    wgmma_m64n32k16_mn(u, uf[1], tb + 16, 1);
     wgmma_commit();
     wgmma_wait(0);
     wgmma_pin_f32(u, 16);
@@ -325,7 +335,7 @@ static __device__ __forceinline__ void walk_chunk(const struct fkda_forward_sm90
     fence_proxy_async(); /* v's place is the copy engine's next */
     wgmma_wait(0);
     wgmma_pin_f32(&x->s[0][0], 4 * GROUPS);
-    mbarrier_arrive_warp(&s->empty[place], lane);
+    mbarrier_arrive_warp(&s->empty[at.place], lane);
     if (pass != SUMMARIES) {
         const int token = row_of_lane(lane);
         uint16_t *const out = w->out + (first + token) * r->out.stride_t + HALF_K * group +
@@ -337,10 +347,10 @@ static __device__ __forceinline__ void walk_chunk(const struct fkda_forward_sm90
     }
 }
 
-/* Takes the state of an item through its chunks. */
-static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90_args *a,
-                                                  struct shared *s, const struct head *w,
-                                                  enum pass pass)
+/* Takes the state of an item through its chunks, from `at` on. Returns what comes after them. */
+static __device__ __forceinline__ struct spot walk_state(const struct fkda_forward_sm90_args *a,
+                                                         struct shared *s, const struct head *w,
+                                                         struct spot at, enum pass pass)
 {
     struct walker x;
     {
@@ -351,12 +361,12 @@ static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90
             set_identity(&x, row, t);
         __syncwarp();
     }
-    /* the same in all lanes, and so that the compiler sees it */
-    int i = __shfl_sync(~0u, w->begun, 0);
-    const int end = i + __shfl_sync(~0u, w->chunks, 0), self = rederive(threadIdx.x);
-    for (; i < end; i++) {
-        begin_chunk(s, i, rederive(self));
-        walk_chunk(a, s, w, &x, i, self, pass);
+    const int chunks = shared_by_lanes(w->chunks), self = rederive(threadIdx.x);
+    const int warp = shared_by_lanes(threadIdx.x / 32);
+    for (int i = 0; i < chunks; i++) {
+        begin_chunk(s, at, warp, rederive(self) % 32);
+        walk_chunk(a, s, w, &x, at, CHUNK * i, self, pass);
+        at = further(at, 1);
     }
     const int thread = rederive(threadIdx.x);
     const int row = 16 * (thread / 32) + thread % 32 / 4, t = thread % 4;
@@ -365,15 +375,17 @@ static __device__ __forceinline__ void walk_state(const struct fkda_forward_sm90
     else if (w->exit)
         store_state(&x, w->exit, w->exit_is_f32, row, t);
     __syncwarp();
+    return at;
 }
 
 static __device__ __forceinline__ void walk_states(const struct fkda_forward_sm90_args *a,
                                                    struct shared *s, enum pass pass)
 {
+    struct spot at = {0, 0, 0};
     for (int item = 0; item < a->items_per_block; item++) {
         const struct head *const w = &s->heads[item];
         if (__any_sync(~0u, w->chunks > 0 || w->exit))
-            walk_state(a, s, w, pass);
+            at = walk_state(a, s, w, at, pass);
     }
 }
 
@@ -451,6 +463,7 @@ static __device__ __forceinline__ void forward(const struct fkda_forward_sm90_ar
         if (item < a->items)
             find_item(a, &w, item, pass);
         if ((int)threadIdx.x < items) {
+            w.hk = w.h / a->prepare.heads_per_key;
             w.slope = load_gate(&a->prepare, FKDA_GATE_BOUNDED, w.h).slope;
             s->heads[threadIdx.x] = w;
         }
@@ -463,24 +476,21 @@ static __device__ __forceinline__ void forward(const struct fkda_forward_sm90_ar
             }
             s->total = total;
             for (int i = 0; i < RING; i++) {
-                mbarrier_init(&s->raw_full[i], 1); /* the thread that starts the copies */
+                /* who starts their copies; the prepare warps */
+                mbarrier_init(&s->raw_full[i], pass == SUMMARIES ? 2 : 3);
+                mbarrier_init(&s->raw_empty[i], 4 * WARP_ARRIVALS);
                 mbarrier_init(&s->full[i], 4 * WARP_ARRIVALS + 1); /* prepare warps; copy of v */
                 mbarrier_init(&s->solved[i], WARP_ARRIVALS);       /* the warp that made T */
                 mbarrier_init(&s->empty[i], 8 * WARP_ARRIVALS);    /* the state warps */
             }
             mbarrier_init_fence();
-            struct cursor at = {-1, 0, 0};
-            for (int i = 0; i < RING && i < total; i++) {
-                at = find_chunk(s, at, i);
-                fetch_raw(a, s, at, i, pass);
-            }
         }
     }
-    /* what is above T's diagonal stays zero */
+    /* what is above the diagonals of P and T stays zero */
     for (int i = threadIdx.x; i < (int)sizeof s->chunks[0].tb / 16; i += THREADS)
 #pragma unroll
         for (int j = 0; j < RING; j++)
-            ((uint4 *)s->chunks[j].tb)[i] = make_uint4(0, 0, 0, 0);
+            ((uint4 *)s->chunks[j].p)[i] = ((uint4 *)s->chunks[j].tb)[i] = make_uint4(0, 0, 0, 0);
     for (int i = threadIdx.x; i < (int)sizeof s->workshops[0].t / 16; i += THREADS)
 #pragma unroll
         for (int j = 0; j < PREPARERS; j++)

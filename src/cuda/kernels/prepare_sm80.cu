@@ -206,7 +206,8 @@ static __device__ __forceinline__ void prepare(const struct fkda_prepare_args *a
     const float *bias =
         a->dt_bias ? a->dt_bias + h * a->dt_bias_stride_h + lane / 4 : (const float *)0;
     if (lane < TILE_TOKENS)
-        s->beta[lane] = lane < count ? beta_of(a, load_raw_beta(a, seq, row + lane, h)) : 0.0f;
+        s->beta[lane] =
+            lane < count ? beta_of(a, load_raw_beta(a, seq.batch, row + lane, h)) : 0.0f;
     struct tile x = {{{0}}};
     x.inverse_k[0] = x.inverse_k[1] = x.inverse_q[0] = x.inverse_q[1] = 1.0f;
     cp_async_wait(1);

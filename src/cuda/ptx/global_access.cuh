@@ -40,6 +40,13 @@ static __device__ __forceinline__ uint32_t ld_global_u32(const void *p)
     return x;
 }
 
+static __device__ __forceinline__ uint32_t ld_global_u16(const void *p)
+{
+    uint16_t x;
+    asm volatile("ld.global.u16 %0, [%1];" : "=h"(x) : "l"(p) : "memory");
+    return x;
+}
+
 /* 16 bytes at once, which the compiler does not make of every assignment. */
 static __device__ __forceinline__ void st_global_u32x4(void *p, uint4 x)
 {

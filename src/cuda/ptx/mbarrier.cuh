@@ -68,6 +68,17 @@ static __device__ __forceinline__ void mbarrier_arrive_expect(uint64_t *barrier,
         : "memory");
 }
 
+/* True in one lane of a warp that is together. */
+static __device__ __forceinline__ int elect_one(void)
+{
+    uint32_t elected;
+    asm volatile("{ .reg .pred p;\n"
+                 "elect.sync _|p, 0xffffffff;\n"
+                 "selp.b32 %0, 1, 0, p; }"
+                 : "=r"(elected)::"memory");
+    return (int)elected;
+}
+
 /* Copies one box of a tensor map, at `x` .. `w` of its dimensions from the innermost, and counts
  * its bytes on the barrier; what lies outside the tensor becomes zero. */
 static __device__ __forceinline__ void tensor_copy_4d(void *shared, const void *map, int x, int y,

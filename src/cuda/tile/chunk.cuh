@@ -42,7 +42,7 @@ struct chunk {
     char rows[2][4 * CHUNK][128]; /* [half of K][Kd, Qd, Kr, rest of Kr] fp16, swizzled */
     char p[2048];                 /* P: fp16, see corner() */
     float decay[TILE_K];          /* 2^(G_C - G_0) */
-    char tb[2048];                /* T b, as P */
+    char tb[2048];                /* T b: fp16, see tb_at() */
     char unused[512];
     char v[2][CHUNK][128]; /* [half of V] bf16, swizzled; out takes its place */
 };
@@ -56,7 +56,7 @@ struct workshop {
     float inverse[2 * CHUNK]; /* 1 / |k|, then 1 / |q| */
     /* for the state warp that solves, while the warpgroup begins its next chunk */
     float a[CHUNK][A_PITCH];    /* b A; then 16 fp16: see t_rest() */
-    uint16_t t[CHUNK][T_PITCH]; /* T's diagonal tiles, one below the other, fp16 */
+    uint16_t t[CHUNK][T_PITCH]; /* columns of T's diagonal tiles, fp16: see t_high() */
     float beta[CHUNK];
 };
 
@@ -73,7 +73,8 @@ struct head {
     uint16_t *out;
     const void *entry; /* state image; NULL: see from_identity */
     void *exit;        /* NULL: not wanted */
-    int h, length, chunks;
+    int h, hk;         /* value head; key head */
+    int length, chunks;
     int begun; /* chunks of the block's items before */
     int entry_is_f32, exit_is_f32;
     int from_identity; /* the state starts as 1, and v counts as 0 */
@@ -87,7 +88,9 @@ struct shared {
     struct workshop workshops[PREPARERS];
     struct head heads[MOST_BLOCK_ITEMS];
     int total; /* chunks of all of them: they are counted through */
-    uint64_t raw_full[RING], full[RING], solved[RING], empty[RING];
+    /* of raw places: the copies are there; A and P are made. Of chunks: prepared, and v is there;
+     * T is made; the state warps are done */
+    uint64_t raw_full[RING], raw_empty[RING], full[RING], solved[RING], empty[RING];
 };
 static_assert(sizeof(struct shared) <= FORWARD_SM90_SHARED_BYTES, "the host asks for this much");
 
@@ -95,21 +98,60 @@ static_assert(sizeof(struct shared) <= FORWARD_SM90_SHARED_BYTES, "the host asks
  * cache otherwise. */
 #define seldom(condition) __builtin_expect(!!(condition), 0)
 
-/* Where a chunk of the block's belongs: the item, and those of the block's chunks that it has. */
-struct cursor {
-    int item, begin, end;
+/* x, which is the same in all lanes: now the compiler sees it, and keeps x and what follows from it
+ * in registers that the warp shares. */
+static __device__ __forceinline__ int shared_by_lanes(int x)
+{
+    return __shfl_sync(~0u, x, 0);
+}
+
+/* One of the block's chunks, and which use of which place of the rings it is, by parity. The same
+ * in all lanes, as what follows. */
+struct spot {
+    int chunk, place, phase;
+};
+
+/* `chunks` further on, at most RING. */
+static __device__ __forceinline__ struct spot further(struct spot x, int chunks)
+{
+    x.chunk += chunks;
+    x.place += chunks;
+    if (x.place >= RING) {
+        x.place -= RING;
+        x.phase ^= 1;
+    }
+    return x;
+}
+
+/* Where the rows of the block's chunks are: those of an item. */
+struct source {
+    int item, end; /* chunks of the block up to the item's last */
+    int row;       /* of chunk 0, if the item had it */
+    int tokens;    /* from there to the end of the item's */
+    int batch, h, hk;
 };
 
 /* Moves on to `chunk`, which is one of the block's. */
-static __device__ __forceinline__ struct cursor find_chunk(const struct shared *s, struct cursor at,
-                                                           int chunk)
+static __device__ __forceinline__ struct source find_source(const struct shared *s, struct source x,
+                                                            int chunk)
 {
-    while (seldom(chunk >= at.end)) {
-        at.item++;
-        at.begin = at.end;
-        at.end += s->heads[at.item].chunks;
+    while (seldom(chunk >= x.end)) {
+        const struct head *w = &s->heads[++x.item];
+        const int begun = shared_by_lanes(w->begun);
+        x.end = begun + shared_by_lanes(w->chunks);
+        x.row = shared_by_lanes((int)w->seq.begin) - CHUNK * begun;
+        x.tokens = shared_by_lanes(w->length) + CHUNK * begun;
+        x.batch = shared_by_lanes((int)w->seq.batch);
+        x.h = shared_by_lanes(w->h);
+        x.hk = shared_by_lanes(w->hk);
     }
-    return at;
+    return x;
+}
+
+/* Tokens of a chunk. */
+static __device__ __forceinline__ int count_tokens(struct source x, int chunk)
+{
+    return min((int)CHUNK, x.tokens - CHUNK * chunk);
 }
 
 /* Byte offset of the 16-byte piece c of a row of 128 bytes. */
@@ -125,9 +167,10 @@ static __device__ __forceinline__ int corner(int row, int column)
     return 512 * (row / 8) + 128 * (column / 8) + 16 * (row % 8) + 2 * (column % 8);
 }
 
-static __device__ __forceinline__ int tokens_of_chunk(int length, int chunk)
+/* Byte offset of T b's element: the same tiles, each with its columns as rows. */
+static __device__ __forceinline__ int tb_at(int row, int column)
 {
-    return min((int)CHUNK, length - chunk * CHUNK);
+    return 512 * (row / 8) + 128 * (column / 8) + 16 * (column % 8) + 2 * (row % 8);
 }
 
 /* x >= 0, of which the compiler knows nothing else: what follows from it is computed where it is

@@ -95,14 +95,16 @@ static __device__ __forceinline__ void make_rows(struct raw *raw, struct chunk *
     uint2 next_q = make_uint2(0, 0);
     if (with_q)
         next_q = *(const uint2 *)(from + piece + Q);
-    float next_inverse_k = inverse[0], next_inverse_q = inverse[CHUNK];
-    /* twice four tokens: the code of eight does not fit the instruction cache */
+        /* twice four tokens: the code of eight does not fit the instruction cache */
 #pragma unroll 1
     for (int turn = 0; turn < 2; turn++) {
+        float inverses_k[4], inverses_q[4];
+        load4(inverses_k, inverse);
+        load4(inverses_q, inverse + CHUNK);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int at = (piece ^ 16 * i) + 128 * i;
-            const float inverse_k = next_inverse_k, inverse_q = next_inverse_q;
+            const float inverse_k = inverses_k[i], inverse_q = inverses_q[i];
             float k[4], q[4], kd[4], qd[4], ki[4], rest[4];
             unpack(k, next_k);
             unpack(q, next_q);
@@ -111,8 +113,6 @@ static __device__ __forceinline__ void make_rows(struct raw *raw, struct chunk *
                 next_k = *(const uint2 *)(from + next);
                 if (with_q)
                     next_q = *(const uint2 *)(from + next + Q);
-                next_inverse_k = inverse[i + 1];
-                next_inverse_q = inverse[CHUNK + i + 1];
             }
 #pragma unroll
             for (int d = 0; d < 4; d++) {
@@ -141,12 +141,11 @@ static __device__ __forceinline__ void make_rows(struct raw *raw, struct chunk *
             *(uint2 *)(to + at + KR) = pack_f16(ki);
             *(uint2 *)(to + at + REST) = pack_f16(rest);
         }
-        if (turn == 0)
 #pragma unroll
-            for (int i = 0; i < 4; i++)
+        for (int i = 0; i < 4; i++)
 #pragma unroll
-                for (int d = 0; d < 4; d++)
-                    G[i][d] = G[i + 4][d];
+            for (int d = 0; d < 4; d++)
+                G[i][d] = G[i + 4][d];
         piece ^= 64;
         from += 512;
         to += 512;
@@ -212,13 +211,27 @@ static __device__ __forceinline__ void start_products(float d[16], const struct 
     wgmma_commit();
 }
 
-/* Accumulators of [Kd; Qd] Ki': warps 0, 1 hold A's rows, which b scales; warps 2, 3 hold P's. */
+/* A block of 8 x 8 of P; on the diagonal, what lies above it counts as 0. */
+static __device__ __forceinline__ void store_p(char *p, int row, int column, float even, float odd,
+                                               int diagonal, int lane)
+{
+    const int past = lane / 4 - 2 * (lane % 4);
+    if (diagonal) {
+        even = past >= 0 ? even : 0.0f;
+        odd = past >= 1 ? odd : 0.0f;
+    }
+    *(uint32_t *)(p + corner(row + lane / 4, column + 2 * (lane % 4))) = cvt_rn_f16x2(even, odd);
+}
+
+/* Accumulators of [Kd; Qd] Ki': warps 0, 1 hold A's rows, which b scales; warps 2, 3 hold P's. Of P
+ * the blocks of 8 x 8 from the diagonal down; the others stay zero. */
 static __device__ __forceinline__ void store_products(const float d[16], struct workshop *shop,
                                                       struct chunk *out, float beta, int warp,
                                                       int lane, enum pass pass)
 {
-    const int g = lane / 4, t = lane % 4, row = 16 * (warp % 2) + g;
+    const int g = lane / 4, t = lane % 4;
     if (warp < 2) {
+        const int row = 16 * warp + g;
         float *const to = &shop->a[row][2 * t];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -229,15 +242,18 @@ static __device__ __forceinline__ void store_products(const float d[16], struct 
                     make_float2(b * d[4 * j + 2 * r], b * d[4 * j + 2 * r + 1]);
         }
     } else if (pass != SUMMARIES) {
-        char *const to = out->p + corner(row, 2 * t);
+        if (warp == 2) {
+            store_p(out->p, 0, 0, d[0], d[1], 1, lane);
+            store_p(out->p, 8, 0, d[2], d[3], 0, lane);
+            store_p(out->p, 8, 8, d[6], d[7], 1, lane);
+        } else {
 #pragma unroll
-        for (int r = 0; r < 2; r++)
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const int past = row + 8 * r - 8 * j - 2 * t; /* row less column */
-                *(uint32_t *)(to + corner(8 * r, 8 * j)) = cvt_rn_f16x2(
-                    past >= 0 ? d[4 * j + 2 * r] : 0.0f, past >= 1 ? d[4 * j + 2 * r + 1] : 0.0f);
+            for (int j = 0; j < 3; j++) {
+                store_p(out->p, 16, 8 * j, d[4 * j], d[4 * j + 1], j == 2, lane);
+                store_p(out->p, 24, 8 * j, d[4 * j + 2], d[4 * j + 3], 0, lane);
             }
+            store_p(out->p, 24, 24, d[14], d[15], 1, lane);
+        }
     }
 }
 

@@ -4,16 +4,16 @@
 
 #include "cuda/tile/chunk.cuh"
 
-/* Places of T's diagonal tiles, one below the other, in two fp16 terms: the second lies behind the
- * rows of A. */
-static __device__ __forceinline__ uint16_t *t_high(struct workshop *shop, int row, int column)
+/* Places of T's diagonal tiles in two fp16 terms, transposed: a column of T, then the row in its
+ * tile. The second terms lie behind the rows of A. */
+static __device__ __forceinline__ uint16_t *t_high(struct workshop *shop, int column, int row)
 {
-    return &shop->t[row][column];
+    return &shop->t[column][row];
 }
 
-static __device__ __forceinline__ uint16_t *t_rest(struct workshop *shop, int row, int column)
+static __device__ __forceinline__ uint16_t *t_rest(struct workshop *shop, int column, int row)
 {
-    return (uint16_t *)&shop->a[row][CHUNK] + column;
+    return (uint16_t *)&shop->a[column][CHUNK] + row;
 }
 
 /* D = A B, both in two fp16 terms: all but the product of the rests. Three sums, which do not wait
@@ -31,23 +31,18 @@ static __device__ __forceinline__ void multiply_terms(float d[4], const uint32_t
         d[i] = x[i] + (y[i] + z[i]);
 }
 
-/* The result of one product as the right operand of the next. */
-static __device__ __forceinline__ void turn_product(uint32_t b[2], uint32_t b_rest[2],
-                                                    const float d[4])
+/* Two neighbours of a row of A, as an operand in two terms. */
+static __device__ __forceinline__ void load_pair(uint32_t *high, uint32_t *rest, const float *from)
 {
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        uint32_t high, rest;
-        split_f16x2(d[2 * i], d[2 * i + 1], &high, &rest);
-        b[i] = movmatrix_trans(high);
-        b_rest[i] = movmatrix_trans(rest);
-    }
+    const float2 pair = *(const float2 *)from;
+    split_f16x2(pair.x, pair.y, high, rest);
 }
 
-/* T b of a chunk, by one warp. T's diagonal blocks of 8 x 8 come from substitution in fp32, one
- * column a lane: x_t = e_t - sum_{s<t} A[t,s] x_s. Blocks below join two sides that are known:
- * T21 = -T22 (A21 T11), for 8 x 8 in both tiles at once, then for 16 x 16. With equal keys most of
- * A21 T11 cancels, so that one fp16 term would not do. */
+/* T b of a chunk, by one warp, which makes T' (x' is the transpose of x): then every result lies as
+ * the left operand of the next product. T's diagonal blocks of 8 x 8 come from substitution in
+ * fp32, one column a lane: x_t = e_t - sum_{s<t} A[t,s] x_s. Blocks below join two sides that are
+ * known: T21' = -(T11' A21') T22', for 8 x 8 in both tiles at once, then for 16 x 16. With equal
+ * keys most of A21 T11 cancels, so that one fp16 term would not do. */
 static __device__ __forceinline__ void solve(struct workshop *shop, struct chunk *out, int lane)
 {
     const int g = lane / 4, t = lane % 4;
@@ -64,82 +59,78 @@ static __device__ __forceinline__ void solve(struct workshop *shop, struct chunk
         }
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            float sum = 0.0f;
+            x[i] = i == lane % 8 ? 1.0f : 0.0f;
 #pragma unroll
             for (int j = 0; j < i; j++)
-                sum += row[i][j] * x[j];
-            x[i] = (i == lane % 8 ? 1.0f : 0.0f) - sum;
+                x[i] -= row[i][j] * x[j];
         }
-        uint16_t *const high = t_high(shop, first, lane % 16);
-        uint16_t *const rest = t_rest(shop, first, lane % 16);
-        char *const tb = out->tb + corner(first, lane);
+        uint32_t high[4], rest[4], b[4];
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const __half h = __float2half_rn(x[i]);
-            *(__half *)&high[T_PITCH * i] = h;
-            *(__half *)&rest[2 * A_PITCH * i] = __float2half_rn(x[i] - __half2float(h));
-            *(__half *)(tb + corner(i, 0)) = __float2half_rn(own * x[i]);
+        for (int i = 0; i < 4; i++) {
+            split_f16x2(x[2 * i], x[2 * i + 1], &high[i], &rest[i]);
+            b[i] = cvt_rn_f16x2(own * x[2 * i], own * x[2 * i + 1]);
         }
+        *(uint4 *)t_high(shop, lane, first % 16) = make_uint4(high[0], high[1], high[2], high[3]);
+        *(uint4 *)t_rest(shop, lane, first % 16) = make_uint4(rest[0], rest[1], rest[2], rest[3]);
+        *(uint4 *)(out->tb + tb_at(first, lane)) = make_uint4(b[0], b[1], b[2], b[3]);
     }
     __syncwarp(); /* the blocks of 8 are whole */
     {
-        /* rows and columns 0..7 of the product belong to the first tile, 8..15 to the second */
+        /* rows 0..7 of the products belong to the first tile, 8..15 to the second */
         uint32_t left[4] = {0}, left_rest[4] = {0}, right[2], right_rest[2];
         float y[4], z[4];
 #pragma unroll
         for (int tile = 0; tile < 2; tile++) {
-            const int row = 16 * tile + 8 + g;
-            const float2 pair = *(const float2 *)&shop->a[row][16 * tile + 2 * t];
-            split_f16x2(pair.x, pair.y, &left[3 * tile], &left_rest[3 * tile]);
+            const int at = 16 * tile;
+            left[3 * tile] = *(const uint32_t *)t_high(shop, at + g, 2 * t);
+            left_rest[3 * tile] = *(const uint32_t *)t_rest(shop, at + g, 2 * t);
+            load_pair(&right[tile], &right_rest[tile], &shop->a[at + 8 + g][at + 2 * t]);
         }
-        const int from = 16 * (lane / 8 % 2) + lane % 8;
-        ldmatrix_x2_trans(right, t_high(shop, from, 0));
-        ldmatrix_x2_trans(right_rest, t_rest(shop, from, 0));
         multiply_terms(y, left, left_rest, right, right_rest);
-        turn_product(right, right_rest, y);
 #pragma unroll
-        for (int tile = 0; tile < 2; tile++) {
-            left[3 * tile] = *(const uint32_t *)t_high(shop, 16 * tile + 8 + g, 8 + 2 * t);
-            left_rest[3 * tile] = *(const uint32_t *)t_rest(shop, 16 * tile + 8 + g, 8 + 2 * t);
-        }
+        for (int tile = 0; tile < 2; tile++)
+            split_f16x2(y[2 * tile], y[2 * tile + 1], &left[3 * tile], &left_rest[3 * tile]);
+        const int from = 16 * (lane / 8 % 2) + 8 + lane % 8;
+        ldmatrix_x2_trans(right, t_high(shop, from, 8));
+        ldmatrix_x2_trans(right_rest, t_rest(shop, from, 8));
         multiply_terms(z, left, left_rest, right, right_rest);
 #pragma unroll
         for (int tile = 0; tile < 2; tile++) {
-            const int row = 16 * tile + 8 + g;
-            const float2 b = *(const float2 *)&shop->beta[16 * tile + 2 * t];
-            const float low = -z[2 * tile], high = -z[2 * tile + 1];
-            split_f16x2(low, high, (uint32_t *)t_high(shop, row, 2 * t),
-                        (uint32_t *)t_rest(shop, row, 2 * t));
-            *(uint32_t *)(out->tb + corner(row, 16 * tile + 2 * t)) =
-                cvt_rn_f16x2(b.x * low, b.y * high);
+            const int column = 16 * tile + g;
+            const float b = shop->beta[column], low = -z[2 * tile], high = -z[2 * tile + 1];
+            split_f16x2(low, high, (uint32_t *)t_high(shop, column, 8 + 2 * t),
+                        (uint32_t *)t_rest(shop, column, 8 + 2 * t));
+            *(uint32_t *)(out->tb + tb_at(16 * tile + 8 + 2 * t, column)) =
+                cvt_rn_f16x2(b * low, b * high);
         }
     }
     __syncwarp(); /* the tiles of 16 are whole */
-    uint32_t left[4], left_rest[4], right[4], right_rest[4];
-    float y[2][4], z[2][4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int row = 16 + g + 8 * (i % 2);
-        const float2 pair = *(const float2 *)&shop->a[row][2 * t + 8 * (i / 2)];
-        split_f16x2(pair.x, pair.y, &left[i], &left_rest[i]);
-    }
-    ldmatrix_x4_trans(right, t_high(shop, lane % 16, 8 * (lane / 16)));
-    ldmatrix_x4_trans(right_rest, t_rest(shop, lane % 16, 8 * (lane / 16)));
-#pragma unroll
-    for (int n = 0; n < 2; n++)
-        multiply_terms(y[n], left, left_rest, right + 2 * n, right_rest + 2 * n);
-    ldmatrix_x4(left, t_high(shop, 16 + lane % 16, 8 * (lane / 16)));
-    ldmatrix_x4(left_rest, t_rest(shop, 16 + lane % 16, 8 * (lane / 16)));
-    char *const tb = out->tb + corner(16 + g, 2 * t);
+    uint32_t left[4], left_rest[4], right[2][2], right_rest[2][2];
+    float y[2][4];
+    ldmatrix_x4(left, t_high(shop, lane % 16, 8 * (lane / 16)));
+    ldmatrix_x4(left_rest, t_rest(shop, lane % 16, 8 * (lane / 16)));
 #pragma unroll
     for (int n = 0; n < 2; n++) {
-        turn_product(right, right_rest, y[n]);
-        multiply_terms(z[n], left, left_rest, right, right_rest);
-        const float2 b = *(const float2 *)&shop->beta[8 * n + 2 * t];
 #pragma unroll
-        for (int r = 0; r < 2; r++)
-            *(uint32_t *)(tb + corner(8 * r, 8 * n)) =
-                cvt_rn_f16x2(-b.x * z[n][2 * r], -b.y * z[n][2 * r + 1]);
+        for (int i = 0; i < 2; i++)
+            load_pair(&right[n][i], &right_rest[n][i], &shop->a[16 + 8 * n + g][2 * t + 8 * i]);
+        multiply_terms(y[n], left, left_rest, right[n], right_rest[n]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        split_f16x2(y[i / 2][2 * (i % 2)], y[i / 2][2 * (i % 2) + 1], &left[i], &left_rest[i]);
+    ldmatrix_x4_trans(&right[0][0], t_high(shop, 16 + lane % 16, 8 * (lane / 16)));
+    ldmatrix_x4_trans(&right_rest[0][0], t_rest(shop, 16 + lane % 16, 8 * (lane / 16)));
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        float z[4];
+        multiply_terms(z, left, left_rest, right[n], right_rest[n]);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const float b = -shop->beta[8 * r + g];
+            *(uint32_t *)(out->tb + tb_at(16 + 8 * n + 2 * t, 8 * r + g)) =
+                cvt_rn_f16x2(b * z[2 * r], b * z[2 * r + 1]);
+        }
     }
 }
 

@@ -11,6 +11,7 @@
 
 #include "core/constants.h"
 #include "cuda/ptx/async_copy.cuh"
+#include "cuda/ptx/global_access.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/tile/bf16.cuh"
@@ -39,20 +40,21 @@ static __device__ __forceinline__ int piece(int row, int c)
     return ROW_BYTES * row + 16 * (c ^ row % 8);
 }
 
-/* b from raw beta. */
-static __device__ __forceinline__ float beta_of(const struct fkda_prepare_args *a, float raw)
+/* Raw beta of one token, the bits of its type: making a number of them would wait for the load. */
+static __device__ __forceinline__ uint32_t load_raw_beta(const struct fkda_prepare_args *a,
+                                                         int64_t batch, int64_t row, int h)
 {
-    const float b = a->beta_sigmoid ? rcp_approx(1.0f + ex2_approx(-LOG2E * raw)) : raw;
-    return a->allow_neg_eigval ? 2.0f * b : b;
+    const int64_t at = batch * a->beta.stride_b + row * a->beta.stride_t + h * a->beta.stride_h;
+    return a->beta_is_f32 ? ld_global_u32((const float *)a->beta.data + at)
+                          : ld_global_u16((const uint16_t *)a->beta.data + at);
 }
 
-/* Raw beta of one token, whose load is not waited for. */
-static __device__ __forceinline__ float load_raw_beta(const struct fkda_prepare_args *a,
-                                                      struct sequence seq, int64_t row, int h)
+/* b from those bits. */
+static __device__ __forceinline__ float beta_of(const struct fkda_prepare_args *a, uint32_t bits)
 {
-    const int64_t at = seq.batch * a->beta.stride_b + row * a->beta.stride_t + h * a->beta.stride_h;
-    return a->beta_is_f32 ? ((const float *)a->beta.data)[at]
-                          : bf16_low(((const uint16_t *)a->beta.data)[at]);
+    const float raw = a->beta_is_f32 ? __uint_as_float(bits) : bf16_low(bits);
+    const float b = a->beta_sigmoid ? rcp_approx(1.0f + ex2_approx(-LOG2E * raw)) : raw;
+    return a->allow_neg_eigval ? 2.0f * b : b;
 }
 
 /* Gate of a head as it is used here: y = scale f(slope raw + offset), in gate units; offset = slope
