@@ -145,6 +145,15 @@ BF16_INLINE void update_rows(float *state, uint16_t *shadow, const float *tile, 
     update_rows(state + (i)*BLOCK, shadow + (i)*BLOCK, ring + (i) % 2 * BLOCK, \
                 chunk->decay + (i) % steps * 16)
 
+/* Step i of a panel, `r` being i mod 4: a line of token r of q and k, and one of token i of out. */
+#define UPDATE_FETCH(i, r)                      \
+    do {                                        \
+        fetch_row(ahead.q, r, ((i) - (r)) * 8); \
+        fetch_row(ahead.k, r, ((i) - (r)) * 8); \
+        __builtin_prefetch(out_row, 1, 3);      \
+        out_row += ahead.out.stride_bytes;      \
+    } while (0)
+
 #define LOAD_U(block)                                     \
     do {                                                  \
         TILE_LOAD(4, u + 2 * (block)*BLOCK, ROW);         \
@@ -157,6 +166,8 @@ BF16_INLINE void finish_panel(struct work *work, const struct chunk *chunk, int6
 {
     const float *u = (const float *)work->u;
     const uint16_t *kr = chunk->kr_split;
+    const struct panel_fetch ahead = work->ahead;
+    const char *out_row = ahead.out.first;
     float *ring = work->ring, *state = work->state + panel * K * 32;
     uint16_t *shadow = work->shadow + panel * K * 32;
     const int64_t steps = K / 16; /* per block: state rows of both blocks follow one another */
@@ -181,6 +192,7 @@ BF16_INLINE void finish_panel(struct work *work, const struct chunk *chunk, int6
         UPDATE_PRODUCT(0, 2);
         if (i)
             UPDATE_ROWS(i - 3);
+        UPDATE_FETCH(i + 0, 0);
 
         if (i == 0)
             TILE_STORE(work->out + BLOCK, ROW, 1);
@@ -190,6 +202,7 @@ BF16_INLINE void finish_panel(struct work *work, const struct chunk *chunk, int6
         UPDATE_PRODUCT(1, 3);
         if (i)
             UPDATE_ROWS(i - 2);
+        UPDATE_FETCH(i + 1, 1);
 
         UPDATE_STORE(0, i);
         UPDATE_LOAD(3, i + 5);
@@ -198,11 +211,13 @@ BF16_INLINE void finish_panel(struct work *work, const struct chunk *chunk, int6
         UPDATE_PRODUCT(0, 6);
         if (i)
             UPDATE_ROWS(i - 1);
+        UPDATE_FETCH(i + 2, 2);
 
         UPDATE_STORE(1, i + 1);
         UPDATE_LOAD(6, i + 6);
         UPDATE_PRODUCT(1, 7);
         UPDATE_ROWS(i);
+        UPDATE_FETCH(i + 3, 3);
     }
     UPDATE_STORE(0, 2 * steps - 2);
     UPDATE_ROWS(2 * steps - 3);

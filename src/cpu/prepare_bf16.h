@@ -196,12 +196,17 @@ BF16_INLINE void store_kr_split(uint16_t *kr, const vf ki[CHUNK], vf factor, int
         _mm512_store_ps((void *)(kr + (channel + 2 * i + parity) * 32), rows[i]);
 }
 
-/* Asks for the next chunk's rows, which lie apart by a whole token of all heads: no hardware
- * prefetcher follows that. An address past the end is harmless. */
-BF16_INLINE void prefetch_next(struct rows rows, int64_t t, int64_t channel)
+/* What a chunk's preparation fetches. The rows lie apart by a whole token of all heads, which no
+ * hardware prefetcher follows. An address past the end is harmless. */
+struct chunk_fetch {
+    struct rows q, k, g; /* of the chunk that is prepared next */
+    struct rows v;       /* of this one: its panels come after the group's preparation */
+    int64_t v_count;     /* channels of v that this task reads */
+};
+
+BF16_INLINE void fetch_row(struct rows rows, int64_t t, int64_t channel)
 {
-    int64_t at =
-        (t + CHUNK) * rows.stride_bytes + channel * (int64_t)fkda_element_bytes(rows.dtype);
+    int64_t at = t * rows.stride_bytes + channel * (int64_t)fkda_element_bytes(rows.dtype);
     _mm_prefetch(rows.first + at, _MM_HINT_T1);
 }
 
@@ -261,11 +266,14 @@ BF16_INLINE void store_inverse(struct chunk *chunk, struct draft *draft, const v
     store_kr_split(chunk->kr_split, odd, factor.odd, c, 1);
 }
 
-/* Channels c to c + 31 of all operands. `split`: in two bf16 terms, for tile products. */
+/* Channels c to c + 31 of all operands. `split`: in two bf16 terms, for tile products, whose panels
+ * fetch q and k. */
 BF16_INLINE void prepare_block(struct chunk *chunk, struct draft *draft, const struct head *head,
-                               struct rows q, struct rows k, struct rows g, int64_t c, int64_t K,
+                               struct rows q, struct rows k, struct rows g,
+                               const struct chunk_fetch *ahead, int64_t c, int64_t K,
                                fkda_gate gate, bool split)
 {
+    const bool fetch_v = c < ahead->v_count;
     vf ki_even[CHUNK], ki_odd[CHUNK];
     const vf scale = _mm512_set1_ps(head->gate_scale), factor = _mm512_set1_ps(head->gate_factor);
     const vf offset_even = _mm512_load_ps(head->gate_offset + c);
@@ -278,9 +286,13 @@ BF16_INLINE void prepare_block(struct chunk *chunk, struct draft *draft, const s
             store_row(chunk->qd, draft->qd_rest, draft->qd32, pair_zero(), t, c, K, split);
             continue;
         }
-        prefetch_next(q, t, c);
-        prefetch_next(k, t, c);
-        prefetch_next(g, t, c);
+        if (!split) {
+            fetch_row(ahead->q, t, c);
+            fetch_row(ahead->k, t, c);
+        }
+        fetch_row(ahead->g, t, c);
+        if (fetch_v)
+            fetch_row(ahead->v, t, c);
         struct pair x = pair_load(g.first + t * g.stride_bytes, g.dtype, c);
         sum.even = gate_add(sum.even, x.even, scale, offset_even, factor, gate);
         sum.odd = gate_add(sum.odd, x.odd, scale, offset_odd, factor, gate);
@@ -314,7 +326,8 @@ BF16_INLINE void prepare_block(struct chunk *chunk, struct draft *draft, const s
 
 /* All operands but the products among them, of chunk->tokens tokens from chunk->begin on. */
 BF16_INLINE void prepare_chunk(struct chunk *chunk, struct draft *draft, const struct head *head,
-                               int64_t K, bool bf16_rows, fkda_gate gate, bool split)
+                               const struct chunk_fetch *ahead, int64_t K, bool bf16_rows,
+                               fkda_gate gate, bool split)
 {
     const struct fkda_plan *plan = head->plan;
     struct rows q = rows_of(head, &plan->q, chunk->begin, head->key_index);
@@ -324,7 +337,7 @@ BF16_INLINE void prepare_chunk(struct chunk *chunk, struct draft *draft, const s
         q.dtype = k.dtype = g.dtype = FKDA_BF16;
     prepare_rows(chunk, draft, head, q, k, K);
     for (int64_t c = 0; c < K; c += 32)
-        prepare_block(chunk, draft, head, q, k, g, c, K, gate, split);
+        prepare_block(chunk, draft, head, q, k, g, ahead, c, K, gate, split);
 }
 
 /* Tiles keep 17 bits of kr. That is enough unless nearly the same key is written again and again

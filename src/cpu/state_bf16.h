@@ -1,4 +1,5 @@
-/* state_bf16.h: the state of one head while a sequence runs, and the exact walk of a deep chunk.
+/* state_bf16.h: the states of a task's heads while a sequence runs, and the exact walk of a deep
+ * chunk.
  *
  * The state is fp32, turned and cut into blocks of 16 value channels, [V / 16][K][16]: value
  * channels of one parity out of 32, as in vec_bf16.h. Beside it lies its bf16 shadow, two key
@@ -14,26 +15,40 @@
 
 enum { GROUP = 8 }; /* chunks prepared at once: 144 KB of operands with K 128 */
 
-/* A thread's memory for one head, carved from the task's scratch. */
+/* What the tiles fetch while they are on a panel, a few lines at each step: a line takes hundreds
+ * of cycles, and the processor stalls when more than a dozen are under way. */
+struct panel_fetch {
+    struct rows q, k; /* four tokens of the group after this one */
+    struct rows out;  /* to be written by the next chunk on a panel */
+};
+
+/* A thread's memory, carved from the task's scratch. */
 struct work {
-    struct head *head;
+    struct head *heads; /* of the task */
+    float *states;      /* one image for each */
+    uint16_t *shadows;
+    struct head *head; /* the one whose turn it is, and its state: see select_head() */
+    float *state;      /* [V / 16][K][16] */
+    uint16_t *shadow;  /* [V / 16][K / 2][16][2] */
     struct draft *draft;
-    struct chunk *chunks;    /* [GROUP] */
-    float *state;            /* [V / 16][K][16] */
-    uint16_t *shadow;        /* [V / 16][K / 2][16][2] */
-    float *pk;               /* [2 blocks][16 tokens][16]: kd S^T */
-    float *out;              /* the same memory, later: 2^8 times the outputs */
-    void *u;                 /* [2 blocks] of U_BYTES, in the form the products want */
-    float *ring;             /* tiles on their way from a product to the state */
-    int64_t v_begin, blocks; /* value channels v_begin + 32 (i / 2) + 2 lane + i % 2 in block i */
+    struct chunk *chunks;      /* [GROUP] */
+    float *pk;                 /* [2 blocks][16 tokens][16]: kd S^T */
+    float *out;                /* the same memory, later: 2^8 times the outputs */
+    void *u;                   /* [2 blocks] of U_BYTES, in the form the products want */
+    float *ring;               /* tiles on their way from a product to the state */
+    int64_t v_begin, blocks;   /* value channels v_begin + 32 (i / 2) + 2 lane + i % 2 in block i */
+    int64_t next_head, next_t; /* where the group after this one begins */
+    struct panel_fetch ahead;
+    bool stream; /* outputs are stored past the caches */
 };
 
 enum { BLOCK = CHUNK * 16, U_BYTES = 2048, RING_BYTES = 2 * BLOCK * 4, PAGE_BYTES = 4096 };
 
-static size_t work_bytes(int64_t K, int64_t V)
+static size_t work_bytes(int64_t K, int64_t V, int64_t heads)
 {
-    return sizeof(struct head) + sizeof(struct draft) + GROUP * sizeof(struct chunk) + RING_BYTES +
-           2 * (BLOCK * sizeof(float) + U_BYTES) + (size_t)(V * K) * 6 + 9 * PAGE_BYTES;
+    return sizeof(struct draft) + GROUP * sizeof(struct chunk) + RING_BYTES +
+           2 * (BLOCK * sizeof(float) + U_BYTES) +
+           (size_t)heads * (sizeof(struct head) + (size_t)(V * K) * 6) + 9 * PAGE_BYTES;
 }
 
 static void *carve(char **next, size_t bytes)
@@ -46,19 +61,28 @@ static void *carve(char **next, size_t bytes)
 
 static void work_begin(struct work *work, const struct fkda_cpu_task *task)
 {
-    size_t K = (size_t)task->plan->K, V = (size_t)task->v_count;
+    size_t image = (size_t)task->plan->K * (size_t)task->v_count;
+    size_t heads = (size_t)task->head_count;
     char *next = (char *)task->scratch;
     work->chunks = (struct chunk *)carve(&next, GROUP * sizeof(struct chunk));
     work->draft = (struct draft *)carve(&next, sizeof(struct draft));
-    work->state = (float *)carve(&next, V * K * 4);
-    work->shadow = (uint16_t *)carve(&next, V * K * 2);
+    work->states = (float *)carve(&next, heads * image * 4);
+    work->shadows = (uint16_t *)carve(&next, heads * image * 2);
     work->ring = (float *)carve(&next, RING_BYTES);
     work->pk = (float *)carve(&next, 2 * BLOCK * sizeof(float));
     work->out = work->pk;
     work->u = carve(&next, 2 * U_BYTES);
-    work->head = (struct head *)carve(&next, sizeof(struct head));
+    work->heads = (struct head *)carve(&next, heads * sizeof(struct head));
     work->v_begin = task->v_begin;
     work->blocks = task->v_count / 16;
+}
+
+static void select_head(struct work *work, const struct fkda_cpu_task *task, int64_t i)
+{
+    const int64_t image = task->plan->K * task->v_count;
+    work->head = &work->heads[i];
+    work->state = work->states + i * image;
+    work->shadow = work->shadows + i * image;
 }
 
 BF16_INLINE int64_t block_channel(const struct work *work, int64_t block, int64_t lane)

@@ -106,18 +106,21 @@ BF16_INLINE __m512i pack_round_rest(vf low, vf high, __m512i *rest)
     return main;
 }
 
-BF16_INLINE void pair_store(void *row, fkda_dtype dtype, int64_t channel, struct pair x)
+/* In natural order. Ties to even and every NaN kept: this is what the caller sees. */
+BF16_INLINE __m512i pair_to_bf16(struct pair x)
 {
-    if (dtype == FKDA_F32) {
-        pair_store_f32((float *)row + channel, x);
-        return;
-    }
-    /* Ties to even and every NaN kept: this is what the caller sees. */
     const __m512i natural =
         _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
                          21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    __m512i packed = (__m512i)_mm512_cvtne2ps_pbh(x.odd, x.even);
-    _mm512_storeu_si512((uint16_t *)row + channel, _mm512_permutexvar_epi16(natural, packed));
+    return _mm512_permutexvar_epi16(natural, (__m512i)_mm512_cvtne2ps_pbh(x.odd, x.even));
+}
+
+BF16_INLINE void pair_store(void *row, fkda_dtype dtype, int64_t channel, struct pair x)
+{
+    if (dtype == FKDA_F32)
+        pair_store_f32((float *)row + channel, x);
+    else
+        _mm512_storeu_si512((uint16_t *)row + channel, pair_to_bf16(x));
 }
 
 /* 2^x, relative error below 3e-6 (a gate's rounding to bf16 costs a thousand times that). */

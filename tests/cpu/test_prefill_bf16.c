@@ -520,6 +520,32 @@ static void empty_sequences(void **state)
     check_shape(&(struct cpu_shape){.T = 0, .B = 2, .initial = FKDA_BF16, .final = FKDA_BF16});
 }
 
+/* From 16 MB on, outputs whose rows are whole cache lines are stored past the caches. What they are
+ * does not depend on it: the same call with an output that begins two bytes later. */
+static void outputs_past_the_caches(void **state)
+{
+    (void)state;
+    const int64_t cu[] = {0, 1001, 2053};
+    struct cpu_case c;
+    cpu_case_open(&c, &(struct cpu_shape){.T = 2053, .HV = 32, .N = 2, .cu = cu});
+    const size_t bytes = c.out_count * 2;
+    assert_true(bytes >= 16 << 20);
+    uint16_t *shifted = cpu_case_alloc(&c, bytes + 2);
+    fkda_args args = c.args;
+    args.out.data = shifted + 1;
+    FOR_EACH_SET(isa)
+    {
+        memset(shifted, 0xff, bytes + 2);
+        run(&args, isa, 1);
+        for (int threads = 1; threads <= 2; threads++) {
+            cpu_case_poison(&c);
+            run(&c.args, isa, threads);
+            assert_memory_equal(c.args.out.data, shifted + 1, bytes);
+        }
+    }
+    cpu_case_close(&c);
+}
+
 /* ---- Refusals -------------------------------------------------------------------------------- */
 
 static void unsupported_head_sizes(void **state)
@@ -559,7 +585,7 @@ int main(void)
         cmocka_unit_test(cut_calls),         cmocka_unit_test(checkpoints),
         cmocka_unit_test(neighbours),        cmocka_unit_test(strides_and_slots),
         cmocka_unit_test(empty_sequences),   cmocka_unit_test(unsupported_head_sizes),
-        cmocka_unit_test(huge_gate_factors),
+        cmocka_unit_test(huge_gate_factors), cmocka_unit_test(outputs_past_the_caches),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
