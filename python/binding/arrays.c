@@ -1,6 +1,7 @@
 /* arrays.c: from a Python object to an fkda_tensor.
  *
  *     object -> its type (cached) -> the type's DLPack table, no Python call at all
+ *                                 -> NumPy's array interface, one attribute
  *                                 -> else object.__dlpack__(), a capsule that is held for the call
  *
  * The table hands out what a tensor's memory looks like and asks nothing. What __dlpack__ would
@@ -18,8 +19,10 @@ int fkda_init_array_reader(struct fkda_array_reader *reader)
     reader->name_is_neg = PyUnicode_InternFromString("is_neg");
     reader->name_dlpack = PyUnicode_InternFromString("__dlpack__");
     reader->name_dlpack_device = PyUnicode_InternFromString("__dlpack_device__");
+    reader->name_array_struct = PyUnicode_InternFromString("__array_struct__");
+    reader->name_dtype = PyUnicode_InternFromString("dtype");
     return reader->name_requires_grad && reader->name_is_neg && reader->name_dlpack &&
-                   reader->name_dlpack_device
+                   reader->name_dlpack_device && reader->name_array_struct && reader->name_dtype
                ? 0
                : -1;
 }
@@ -30,6 +33,7 @@ int fkda_visit_array_reader(struct fkda_array_reader *reader, visitproc visit, v
         Py_VISIT(reader->types[i].type);
     Py_VISIT(reader->is_grad_enabled);
     Py_VISIT(reader->increment_version);
+    Py_VISIT(reader->numpy_bfloat16);
     return 0;
 }
 
@@ -39,10 +43,13 @@ void fkda_clear_array_reader(struct fkda_array_reader *reader)
         Py_CLEAR(reader->types[i].type);
     Py_CLEAR(reader->is_grad_enabled);
     Py_CLEAR(reader->increment_version);
+    Py_CLEAR(reader->numpy_bfloat16);
     Py_CLEAR(reader->name_requires_grad);
     Py_CLEAR(reader->name_is_neg);
     Py_CLEAR(reader->name_dlpack);
     Py_CLEAR(reader->name_dlpack_device);
+    Py_CLEAR(reader->name_array_struct);
+    Py_CLEAR(reader->name_dtype);
 }
 
 /* ---- Types ----------------------------------------------------------------------------------- */
@@ -107,6 +114,7 @@ static struct fkda_array_type *learn_type(struct fkda_array_reader *reader, PyOb
     } else {
         PyObject *ndarray = find_loaded("numpy", "ndarray");
         found.numpy = is_subclass_of(type, ndarray);
+        found.ndarray = type == ndarray;
         Py_XDECREF(ndarray);
     }
     Py_XDECREF(torch_tensor);
@@ -270,26 +278,41 @@ static PyObject *call_dlpack(struct fkda_array_reader *reader, const struct fkda
     return capsule;
 }
 
-/* NumPy knows bfloat16 only through the ml_dtypes package and does not export it. Its bits are read
- * as uint16. Returns a new reference to what is to be exported. */
-static PyObject *view_numpy_bfloat16(PyObject *object, bool *bfloat16)
+/* NumPy knows bfloat16 only through the ml_dtypes package, as a kind 'V' of types from outside. */
+static bool is_numpy_bfloat16(struct fkda_array_reader *reader, PyObject *object)
 {
-    *bfloat16 = false;
-    PyObject *dtype = PyObject_GetAttrString(object, "dtype");
-    PyObject *kind = dtype ? PyObject_GetAttrString(dtype, "kind") : NULL;
-    /* The name is worked out at every look, the kind is there: 'V' for types from outside. */
-    if (kind && PyUnicode_CompareWithASCIIString(kind, "V") == 0) {
+    PyObject *dtype = PyObject_GetAttr(object, reader->name_dtype);
+    bool yes = dtype && dtype == reader->numpy_bfloat16;
+    if (dtype && !yes) { /* its name is worked out at every look */
         PyObject *name = PyObject_GetAttrString(dtype, "name");
-        *bfloat16 = name && PyUnicode_CompareWithASCIIString(name, "bfloat16") == 0;
+        yes = name && PyUnicode_CompareWithASCIIString(name, "bfloat16") == 0;
         Py_XDECREF(name);
+        if (yes && !reader->numpy_bfloat16) {
+            Py_INCREF(dtype);
+            reader->numpy_bfloat16 = dtype;
+        }
     }
     PyErr_Clear();
-    Py_XDECREF(kind);
     Py_XDECREF(dtype);
+    return yes;
+}
+
+/* The bits of a bfloat16 array, which NumPy does not export, as uint16. Returns a new reference to
+ * what is to be exported. */
+static PyObject *view_numpy_bfloat16(struct fkda_array_reader *reader, PyObject *object,
+                                     bool *bfloat16)
+{
+    *bfloat16 = is_numpy_bfloat16(reader, object);
     if (*bfloat16)
         return PyObject_CallMethod(object, "view", "s", "uint16");
     Py_INCREF(object);
     return object;
+}
+
+static int refuse_read_only(const char *name)
+{
+    PyErr_Format(PyExc_ValueError, "%s: read-only, wanted writable memory", name);
+    return -1;
 }
 
 static int read_through_dlpack(struct fkda_array_reader *reader, const struct fkda_array_type *type,
@@ -306,7 +329,7 @@ static int read_through_dlpack(struct fkda_array_reader *reader, const struct fk
     bool bfloat16 = false;
     PyObject *exported = NULL;
     if (type->numpy) {
-        exported = view_numpy_bfloat16(object, &bfloat16);
+        exported = view_numpy_bfloat16(reader, object, &bfloat16);
     } else if (type->torch) {
         exported = PyObject_CallMethod(object, "detach", NULL); /* __dlpack__ insists */
     } else {
@@ -338,12 +361,76 @@ static int read_through_dlpack(struct fkda_array_reader *reader, const struct fk
                      (PyObject *)Py_TYPE(object));
         return -1;
     }
-    if (written && read_only) {
-        PyErr_Format(PyExc_ValueError, "%s: read-only, wanted writable memory", name);
-        return -1;
-    }
+    if (written && read_only)
+        return refuse_read_only(name);
     if (bfloat16)
         dl.dtype.code = FKDA_DL_BFLOAT;
+    return copy_description(&dl, name, result);
+}
+
+/* What a capsule of NumPy's array interface holds ("The array interface protocol" in NumPy's
+ * reference); strides in bytes. */
+struct numpy_array_interface {
+    int two; /* the version, by its value */
+    int ndim;
+    char kind;
+    int item_bytes;
+    int flags;
+    Py_ssize_t *shape, *strides;
+    void *data;
+    PyObject *description;
+};
+enum { NUMPY_ALIGNED = 0x100, NUMPY_NOT_SWAPPED = 0x200, NUMPY_WRITEABLE = 0x400 };
+
+/* The dtype of an array, if it is one to be read this way. */
+static struct fkda_dl_dtype dtype_of_interface(struct fkda_array_reader *reader, PyObject *object,
+                                               const struct numpy_array_interface *array)
+{
+    struct fkda_dl_dtype dtype = {.bits = (uint8_t)(8 * array->item_bytes), .lanes = 0};
+    const int item = array->item_bytes;
+    if (array->kind == 'f' && (item == 2 || item == 4 || item == 8))
+        dtype = (struct fkda_dl_dtype){.code = FKDA_DL_FLOAT, .bits = dtype.bits, .lanes = 1};
+    else if (array->kind == 'i' && (item == 4 || item == 8))
+        dtype = (struct fkda_dl_dtype){.code = FKDA_DL_INT, .bits = dtype.bits, .lanes = 1};
+    else if (array->kind == 'V' && item == 2 && is_numpy_bfloat16(reader, object))
+        dtype = (struct fkda_dl_dtype){.code = FKDA_DL_BFLOAT, .bits = dtype.bits, .lanes = 1};
+    return dtype;
+}
+
+/* Reads an ordinary numpy.ndarray. Returns 0, -1 with an exception set, or 1 for one that is not
+ * ordinary: __dlpack__ reads it, or says what is wrong with it. */
+static int read_through_interface(struct fkda_array_reader *reader, PyObject *object,
+                                  const char *name, bool written, struct fkda_array *result)
+{
+    PyObject *capsule = PyObject_GetAttr(object, reader->name_array_struct);
+    const struct numpy_array_interface *array =
+        capsule && PyCapsule_IsValid(capsule, NULL) ? PyCapsule_GetPointer(capsule, NULL) : NULL;
+    const int needed = NUMPY_ALIGNED | NUMPY_NOT_SWAPPED;
+    struct fkda_dl_dtype dtype = {.lanes = 0};
+    if (array && array->two == 2 && (array->flags & needed) == needed &&
+        array->ndim <= FKDA_MAX_NDIM)
+        dtype = dtype_of_interface(reader, object, array);
+    PyErr_Clear();
+    int64_t shape[FKDA_MAX_NDIM], strides[FKDA_MAX_NDIM];
+    bool ordinary = dtype.lanes == 1;
+    for (int i = 0; ordinary && i < array->ndim; i++) {
+        shape[i] = array->shape[i];
+        strides[i] = array->strides[i] / array->item_bytes;
+        ordinary = array->strides[i] % array->item_bytes == 0;
+    }
+    if (!ordinary) {
+        Py_XDECREF(capsule);
+        return 1;
+    }
+    result->owner = capsule;
+    if (written && !(array->flags & NUMPY_WRITEABLE))
+        return refuse_read_only(name);
+    const struct fkda_dl_tensor dl = {.data = array->data,
+                                      .device = {.type = FKDA_DL_CPU},
+                                      .ndim = array->ndim,
+                                      .dtype = dtype,
+                                      .shape = shape,
+                                      .strides = strides};
     return copy_description(&dl, name, result);
 }
 
@@ -418,9 +505,14 @@ int fkda_read_array(struct fkda_array_call *call, PyObject *object, const char *
         return 1;
     if (type.torch && refuse_gradient(call, object, name) != 0)
         return -1;
-    int failed = type.table ? read_through_table(&type, object, name, result)
-                            : read_through_dlpack(reader, &type, object, name,
-                                                  use == FKDA_ARRAY_WRITTEN, result);
+    const bool written = use == FKDA_ARRAY_WRITTEN;
+    int failed = 1;
+    if (type.table)
+        failed = read_through_table(&type, object, name, result);
+    else if (type.ndarray)
+        failed = read_through_interface(reader, object, name, written, result);
+    if (failed == 1)
+        failed = read_through_dlpack(reader, &type, object, name, written, result);
     if (failed)
         return -1;
     return type.torch ? refuse_negative_view(reader, object, name, &result->tensor) : 0;

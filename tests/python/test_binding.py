@@ -181,6 +181,32 @@ def test_bfloat16_of_ml_dtypes_is_bfloat16():
     np.testing.assert_array_equal(out, wide_out.astype(ml_dtypes.bfloat16))
 
 
+def test_a_memory_map_is_an_array(tmp_path):
+    call = make_call()
+    expected, _ = run(call)
+    maps = {}
+    for name in ("q", "initial_state", "out"):
+        array = make_call()[name]
+        maps[name] = np.memmap(tmp_path / name, array.dtype, "w+", shape=array.shape)
+        maps[name][...] = array
+    np.testing.assert_array_equal(run(make_call(), **maps)[0], expected)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda x: x.astype(x.dtype.newbyteorder()),
+        lambda x: x.astype([("x", x.dtype), ("y", "u1")])["x"],
+        lambda x: x.astype(np.float16).view("V2"),
+        lambda x: x.astype(np.complex64),
+    ],
+    ids=["byte order", "between bytes", "bytes without a meaning", "complex"],
+)
+def test_arrays_that_are_not_ordinary_are_refused(spoil):
+    call = make_call()
+    assert_refused((TypeError, ValueError), "q", call, q=spoil(call["q"]))
+
+
 def test_views_of_a_fused_projection():
     call = make_call(B=2)
     expected, _ = run(call)
