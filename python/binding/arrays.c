@@ -21,8 +21,10 @@ int fkda_init_array_reader(struct fkda_array_reader *reader)
     reader->name_dlpack_device = PyUnicode_InternFromString("__dlpack_device__");
     reader->name_array_struct = PyUnicode_InternFromString("__array_struct__");
     reader->name_dtype = PyUnicode_InternFromString("dtype");
+    reader->name_num = PyUnicode_InternFromString("num");
     return reader->name_requires_grad && reader->name_is_neg && reader->name_dlpack &&
-                   reader->name_dlpack_device && reader->name_array_struct && reader->name_dtype
+                   reader->name_dlpack_device && reader->name_array_struct && reader->name_dtype &&
+                   reader->name_num
                ? 0
                : -1;
 }
@@ -50,6 +52,7 @@ void fkda_clear_array_reader(struct fkda_array_reader *reader)
     Py_CLEAR(reader->name_dlpack_device);
     Py_CLEAR(reader->name_array_struct);
     Py_CLEAR(reader->name_dtype);
+    Py_CLEAR(reader->name_num);
 }
 
 /* ---- Types ----------------------------------------------------------------------------------- */
@@ -115,6 +118,9 @@ static struct fkda_array_type *learn_type(struct fkda_array_reader *reader, PyOb
         PyObject *ndarray = find_loaded("numpy", "ndarray");
         found.numpy = is_subclass_of(type, ndarray);
         found.ndarray = type == ndarray;
+        PyObject *masked = found.numpy ? find_loaded("numpy.ma", "MaskedArray") : NULL;
+        found.masked = is_subclass_of(type, masked);
+        Py_XDECREF(masked);
         Py_XDECREF(ndarray);
     }
     Py_XDECREF(torch_tensor);
@@ -278,23 +284,47 @@ static PyObject *call_dlpack(struct fkda_array_reader *reader, const struct fkda
     return capsule;
 }
 
-/* NumPy knows bfloat16 only through the ml_dtypes package, as a kind 'V' of types from outside. */
-static bool is_numpy_bfloat16(struct fkda_array_reader *reader, PyObject *object)
+/* Forgets an exception of a failed lookup. Returns 0, or -1 and keeps it when the caller has to
+ * stop (KeyboardInterrupt, SystemExit). */
+static int forget_exception(void)
+{
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
+        return -1;
+    PyErr_Clear();
+    return 0;
+}
+
+/* A look at NumPy's type numbers, which are there: those of types from outside begin here. */
+enum { NUMPY_USER_TYPES = 256 };
+
+static bool is_user_type(struct fkda_array_reader *reader, PyObject *dtype)
+{
+    PyObject *num = PyObject_GetAttr(dtype, reader->name_num);
+    const bool yes = num && PyLong_Check(num) && PyLong_AsLong(num) >= NUMPY_USER_TYPES;
+    Py_XDECREF(num);
+    return yes;
+}
+
+/* 1 if a NumPy array's dtype is bfloat16, which NumPy knows only through the ml_dtypes package, in
+ * this machine's byte order; else 0, or -1 with an exception set. */
+static int is_numpy_bfloat16(struct fkda_array_reader *reader, PyObject *object)
 {
     PyObject *dtype = PyObject_GetAttr(object, reader->name_dtype);
     bool yes = dtype && dtype == reader->numpy_bfloat16;
-    if (dtype && !yes) { /* its name is worked out at every look */
+    if (dtype && !yes && is_user_type(reader, dtype)) { /* the name is worked out at every look */
         PyObject *name = PyObject_GetAttrString(dtype, "name");
-        yes = name && PyUnicode_CompareWithASCIIString(name, "bfloat16") == 0;
+        PyObject *native = name ? PyObject_GetAttrString(dtype, "isnative") : NULL;
+        yes = native == Py_True && PyUnicode_Check(name) &&
+              PyUnicode_CompareWithASCIIString(name, "bfloat16") == 0;
         Py_XDECREF(name);
+        Py_XDECREF(native);
         if (yes && !reader->numpy_bfloat16) {
             Py_INCREF(dtype);
             reader->numpy_bfloat16 = dtype;
         }
     }
-    PyErr_Clear();
     Py_XDECREF(dtype);
-    return yes;
+    return forget_exception() == 0 ? yes : -1;
 }
 
 /* The bits of a bfloat16 array, which NumPy does not export, as uint16. Returns a new reference to
@@ -302,7 +332,10 @@ static bool is_numpy_bfloat16(struct fkda_array_reader *reader, PyObject *object
 static PyObject *view_numpy_bfloat16(struct fkda_array_reader *reader, PyObject *object,
                                      bool *bfloat16)
 {
-    *bfloat16 = is_numpy_bfloat16(reader, object);
+    const int found = is_numpy_bfloat16(reader, object);
+    *bfloat16 = found == 1;
+    if (found < 0)
+        return NULL;
     if (*bfloat16)
         return PyObject_CallMethod(object, "view", "s", "uint16");
     Py_INCREF(object);
@@ -382,18 +415,20 @@ struct numpy_array_interface {
 };
 enum { NUMPY_ALIGNED = 0x100, NUMPY_NOT_SWAPPED = 0x200, NUMPY_WRITEABLE = 0x400 };
 
-/* The dtype of an array, if it is one to be read this way. */
+/* The dtype of an array; no lanes: it is none to be read this way, or an exception is set. */
 static struct fkda_dl_dtype dtype_of_interface(struct fkda_array_reader *reader, PyObject *object,
                                                const struct numpy_array_interface *array)
 {
-    struct fkda_dl_dtype dtype = {.bits = (uint8_t)(8 * array->item_bytes), .lanes = 0};
+    struct fkda_dl_dtype dtype = {.bits = (uint8_t)(8 * array->item_bytes), .lanes = 1};
     const int item = array->item_bytes;
     if (array->kind == 'f' && (item == 2 || item == 4 || item == 8))
-        dtype = (struct fkda_dl_dtype){.code = FKDA_DL_FLOAT, .bits = dtype.bits, .lanes = 1};
+        dtype.code = FKDA_DL_FLOAT;
     else if (array->kind == 'i' && (item == 4 || item == 8))
-        dtype = (struct fkda_dl_dtype){.code = FKDA_DL_INT, .bits = dtype.bits, .lanes = 1};
-    else if (array->kind == 'V' && item == 2 && is_numpy_bfloat16(reader, object))
-        dtype = (struct fkda_dl_dtype){.code = FKDA_DL_BFLOAT, .bits = dtype.bits, .lanes = 1};
+        dtype.code = FKDA_DL_INT;
+    else if (array->kind == 'V' && item == 2 && is_numpy_bfloat16(reader, object) == 1)
+        dtype.code = FKDA_DL_BFLOAT;
+    else
+        dtype.lanes = 0;
     return dtype;
 }
 
@@ -410,7 +445,10 @@ static int read_through_interface(struct fkda_array_reader *reader, PyObject *ob
     if (array && array->two == 2 && (array->flags & needed) == needed &&
         array->ndim <= FKDA_MAX_NDIM)
         dtype = dtype_of_interface(reader, object, array);
-    PyErr_Clear();
+    if (forget_exception() != 0) {
+        Py_XDECREF(capsule);
+        return -1;
+    }
     int64_t shape[FKDA_MAX_NDIM], strides[FKDA_MAX_NDIM];
     bool ordinary = dtype.lanes == 1;
     for (int i = 0; ordinary && i < array->ndim; i++) {
@@ -505,6 +543,13 @@ int fkda_read_array(struct fkda_array_call *call, PyObject *object, const char *
         return 1;
     if (type.torch && refuse_gradient(call, object, name) != 0)
         return -1;
+    if (type.masked) {
+        PyErr_Format(PyExc_ValueError,
+                     "%s: a masked array, wanted one whose memory holds its values; call filled() "
+                     "on it",
+                     name);
+        return -1;
+    }
     const bool written = use == FKDA_ARRAY_WRITTEN;
     int failed = 1;
     if (type.table)

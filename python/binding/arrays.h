@@ -17,6 +17,7 @@ struct fkda_array_type {
     bool dispatches;                   /* a subclass with a __torch_dispatch__ of its own */
     bool numpy;                        /* numpy.ndarray or a subclass */
     bool ndarray;                      /* numpy.ndarray itself */
+    bool masked;                       /* numpy.ma.MaskedArray or a subclass */
 };
 
 /* A call sees one or two types, a process a handful; further ones replace the oldest. */
@@ -30,7 +31,7 @@ struct fkda_array_reader {
     PyObject *is_grad_enabled, *increment_version;
     PyObject *numpy_bfloat16; /* the dtype of ml_dtypes, once an array has come with it */
     PyObject *name_requires_grad, *name_is_neg, *name_dlpack, *name_dlpack_device;
-    PyObject *name_array_struct, *name_dtype;
+    PyObject *name_array_struct, *name_dtype, *name_num;
 };
 
 int fkda_init_array_reader(struct fkda_array_reader *reader);

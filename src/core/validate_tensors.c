@@ -117,6 +117,9 @@ static fkda_status check_strides(const struct fkda_check *check, const struct ru
                                  const fkda_tensor *tensor)
 {
     int64_t dense = 1; /* stride that a contiguous dimension i has */
+    for (int i = 0; i < tensor->ndim; i++)
+        if (tensor->shape[i] == 0)
+            return FKDA_OK; /* no element: whatever the strides are */
     for (int i = tensor->ndim - 1; i >= 0; i--) {
         int64_t size = tensor->shape[i], stride = tensor->stride[i];
         if (size <= 1)

@@ -181,6 +181,27 @@ def test_bfloat16_of_ml_dtypes_is_bfloat16():
     np.testing.assert_array_equal(out, wide_out.astype(ml_dtypes.bfloat16))
 
 
+class Interrupting(np.ndarray):
+    """A subclass whose dtype is asked for when the user presses a key."""
+
+    @property
+    def dtype(self):
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_ends_the_call():
+    call = make_call()
+    call["q"] = call["q"].view(Interrupting)
+    with pytest.raises(KeyboardInterrupt):
+        flash_kda.fwd(**call)
+
+
+def test_arrays_without_elements():
+    """NumPy 2.4 gives them strides of 0."""
+    call = make_call(T=0)
+    np.testing.assert_array_equal(run(call)[1], call["initial_state"])
+
+
 def test_a_memory_map_is_an_array(tmp_path):
     call = make_call()
     expected, _ = run(call)
@@ -199,8 +220,10 @@ def test_a_memory_map_is_an_array(tmp_path):
         lambda x: x.astype([("x", x.dtype), ("y", "u1")])["x"],
         lambda x: x.astype(np.float16).view("V2"),
         lambda x: x.astype(np.complex64),
+        lambda x: x.astype(np.dtype(ml_dtypes.bfloat16).newbyteorder()),
+        lambda x: np.ma.masked_less(x, 0),
     ],
-    ids=["byte order", "between bytes", "bytes without a meaning", "complex"],
+    ids=["byte order", "between bytes", "no meaning", "complex", "order of bfloat16", "masked"],
 )
 def test_arrays_that_are_not_ordinary_are_refused(spoil):
     call = make_call()
