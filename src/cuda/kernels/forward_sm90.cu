@@ -34,14 +34,18 @@ static __device__ __forceinline__ void fetch(const CUtensorMap *map, char *rows,
     __syncwarp(); /* one lane was alone */
 }
 
-/* Raw rows, by as many warps as there are tensors. */
+/* Whether a warp fetches raw rows: one for each tensor does. */
+static __device__ __forceinline__ bool fetches_raw(int warp, enum pass pass)
+{
+    return warp == MAP_K || warp == MAP_G || (warp == MAP_Q && pass != SUMMARIES);
+}
+
 static __device__ __forceinline__ void fetch_raw(const struct fkda_forward_sm90_args *a,
                                                  struct shared *s, struct source x, int chunk,
-                                                 int place, int warp, enum pass pass)
+                                                 int place, int warp)
 {
-    if (warp == MAP_K || warp == MAP_G || (warp == MAP_Q && pass != SUMMARIES))
-        fetch(&a->maps[warp], s->raw[place].rows[0][CHUNK * warp], RAW_HALF, &s->raw_full[place], x,
-              warp == MAP_G ? x.h : x.hk, chunk);
+    fetch(&a->maps[warp], s->raw[place].rows[0][CHUNK * warp], RAW_HALF, &s->raw_full[place], x,
+          warp == MAP_G ? x.h : x.hk, chunk);
 }
 
 /* v, by one warp. */
@@ -96,6 +100,7 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
     const int preparer = shared_by_lanes(threadIdx.x / ROLE_THREADS - 2);
     const int role = shared_by_lanes(threadIdx.x / 32 % 4); /* the warp's number in its group */
     const int barrier = 1 + preparer;                       /* the warpgroup's */
+    const bool fetches = fetches_raw(role, pass);
     struct workshop *const shop = &s->workshops[preparer];
     struct source x = {-1, 0, 0, 0, 0, 0, 0}, later = x; /* of this chunk; of the one to fetch */
     struct spot at = {preparer, preparer, 0}, before = at;
@@ -105,9 +110,9 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
     if (at.chunk < total) {
         const int thread = rederive(self);
         float norms[32];
-        for (int i = preparer; i < RING && i < total; i += PREPARERS) {
+        for (int i = preparer; fetches && i < RING && i < total; i += PREPARERS) {
             later = find_source(s, later, i);
-            fetch_raw(a, s, later, i, i, role, pass);
+            fetch_raw(a, s, later, i, i, role);
         }
         x = find_source(s, x, at.chunk);
         bias = load_bias(&a->prepare, x.h, thread);
@@ -165,7 +170,8 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
         }
         wgmma_pin_f32(norms, 32);
         wgmma_fence();
-        /* also where nobody wants them: under a condition they would wait for A and P */
+        /* also where nobody wants them: under a condition they would wait for A and P. Without q
+         * (SUMMARIES) its rows hold anything; nothing of them reaches what is kept */
         start_norms(norms, &s->raw[next.chunk < total ? next.place : at.place]);
         wgmma_wait(1);
         wgmma_pin_f32(d, 16);
@@ -182,10 +188,12 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
         store_products(d, shop, out, beta, role, lane, pass);
         fence_proxy_async();
         mbarrier_arrive_warp(&s->full[at.place], lane);
-        if (at.chunk + RING < total) { /* to the raw place that is left now */
+        if (fetches && at.chunk + RING < total) {
+            /* the raw place is left. A warp that does not fetch must not wait here: nothing would
+             * keep this phase from being followed by two more before it looks */
             mbarrier_wait(&s->raw_empty[at.place], at.phase);
             later = find_source(s, later, at.chunk + RING);
-            fetch_raw(a, s, later, at.chunk + RING, at.place, role, pass);
+            fetch_raw(a, s, later, at.chunk + RING, at.place, role);
         }
         wgmma_wait(0);
         wgmma_pin_f32(norms, 32);

@@ -184,6 +184,7 @@ static __device__ __forceinline__ int make_factors(struct raw *raw, struct chunk
     if (warp == 0)
         *(float4 *)&out->decay[4 * lane] = make_float4(before[0] * after[0], before[1] * after[1],
                                                        before[2] * after[2], before[3] * after[3]);
+    /* the same in all four warps, whose product it is: each has seen every channel's totals */
     const int narrow = normed && __all_sync(~0u, least >= -NARROW_LOG2);
     if (narrow)
         make_rows(raw, out, shop, G, before, after, rederive(thread), 1, pass);
