@@ -12,6 +12,7 @@
  * accumulators, 64 value channels each, make T, and walk S (x' is the transpose of x):
  *     R' = V' - S Kd'    U' = R' (T b)'    O' = S Qd' + U' P'    S <- S diag(2^(G_C - G_0)) + U' Kr
  * Bounded gate, bf16 inputs that the copy engine can read, K = V = 128; launched by launch_sm90.c.
+ * tests/unit/test_forward_barriers.c has a model of the waits and arrivals here: keep it so.
  */
 #include "cuda/ptx/global_access.cuh"
 #include "cuda/tile/chunk_factors.cuh"
