@@ -180,7 +180,7 @@ typedef struct fkda_report {
 /* One call. The shape and dtype stand beside each tensor; "?" means it may be absent.
  * Inputs and out: last stride 1, other strides free and >= 0 (views of a fused projection are fine;
  * outputs must not overlap themselves, each other, an input or the workspace; an extent of bytes is
- * what counts). States: each [V, K] image contiguous. A_log and index tensors: any stride >= 0.
+ * what counts). States: each [V, K] image contiguous. A_log: any stride >= 0; index tensors: >= 1.
  * The stride of a dimension of size 0 or 1 is never looked at.
  * Input floats are bfloat16 or float32, each tensor by itself. */
 typedef struct fkda_args {

@@ -542,6 +542,17 @@ def test_huge_shapes_without_memory(function):
             call(function, huge)
 
 
+@each_function
+def test_more_sequences_than_memory_holds(function):
+    """One entry seen 2^40 times says that there are as many empty sequences."""
+    args = good(function)
+    for n in ("q", "k", "v", "g", "beta", "out"):
+        args[n] = args[n][:1, :0]
+    args["cu_seqlens"] = torch.zeros(1, dtype=torch.int64).expand(2**40)
+    with pytest.raises(ERRORS, match="cu_seqlens: stride 0"):
+        call(function, args)
+
+
 # ---- Environment ---------------------------------------------------------------------------------
 
 

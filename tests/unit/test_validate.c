@@ -141,6 +141,12 @@ static fkda_tensor absent(void)
       A.g.stride[1] = -128;)                                                                       \
     X(A_log_negative_stride, ALL, INVALID, "A_log: stride -1 of dimension 0, wanted 0 or more",    \
       A.A_log.stride[0] = -1;)                                                                     \
+    X(cu_stride_0, ALL, INVALID, "cu_seqlens: stride 0 of dimension 0, wanted 1 or more",          \
+      A.cu_seqlens = INDICES(p, FKDA_I32, 0, 0);                                                   \
+      A.cu_seqlens.stride[0] = 0;)                                                                 \
+    X(slots_stride_0, ALL, INVALID, "state_indices: stride 0 of dimension 0, wanted 1 or more",    \
+      A.state_indices = INDICES(p, FKDA_I64, 0, 1);                                                \
+      A.state_indices.stride[0] = 0;)                                                              \
     X(state_image, ALL, INVALID, "final_state: stride 33 of dimension 2, wanted 32 (contiguous [", \
       A.final_state.stride[2] = 33;)                                                               \
     X(initial_image, PREFILL, INVALID, "initial_state: stride 2 of dimension 3, wanted 1",         \
