@@ -161,11 +161,27 @@ static void set_cause(PyObject *cause_type, PyObject *cause, PyObject *cause_tra
     Py_XDECREF(cause_traceback);
 }
 
+/* An exception that nothing may swallow: KeyboardInterrupt, SystemExit. */
+static bool must_stop(void)
+{
+    return PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception);
+}
+
+/* Forgets an exception of a failed lookup. Returns 0, or -1 and keeps it where the call must stop.
+ */
+static int forget_exception(void)
+{
+    if (must_stop())
+        return -1;
+    PyErr_Clear();
+    return 0;
+}
+
 /* The producer refused: a sparse tensor, one without memory, a dtype it cannot export, ... */
 static int fail_unreadable(PyObject *object, const char *name)
 {
-    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
-        return -1; /* KeyboardInterrupt, SystemExit */
+    if (must_stop())
+        return -1;
     PyObject *type, *cause, *traceback;
     PyErr_Fetch(&type, &cause, &traceback);
     PyErr_NormalizeException(&type, &cause, &traceback);
@@ -282,16 +298,6 @@ static PyObject *call_dlpack(struct fkda_array_reader *reader, const struct fkda
     Py_XDECREF(none);
     Py_XDECREF(keywords);
     return capsule;
-}
-
-/* Forgets an exception of a failed lookup. Returns 0, or -1 and keeps it when the caller has to
- * stop (KeyboardInterrupt, SystemExit). */
-static int forget_exception(void)
-{
-    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
-        return -1;
-    PyErr_Clear();
-    return 0;
 }
 
 /* A look at NumPy's type numbers, which are there: those of types from outside begin here. */
