@@ -296,24 +296,30 @@ static __device__ __forceinline__ void walk_chunk(const struct fkda_forward_sm90
                 cvt_rn_f16x2(bf16_low(v[j][h]) * f[h] - u[4 * j + 2 * h],
                              bf16_high(v[j][h]) * f[h] - u[4 * j + 2 * h + 1]);
     mbarrier_wait(&s->solved[at.place], at.phase);
-    const uint64_t tb = wgmma_descriptor(shared_address(chunk->tb), 128, 512, WGMMA_SWIZZLE_NONE);
     const uint64_t p = wgmma_descriptor(shared_address(chunk->p), 128, 512, WGMMA_SWIZZLE_NONE);
+    const uint64_t tb = wgmma_descriptor(shared_address(chunk->tb), 128, 256, WGMMA_SWIZZLE_NONE);
+    const int block = sizeof chunk->tb[0] / 16; /* descriptors count in 16 bytes */
+    float y[2][8];                              /* U' of the first 16 tokens; of the last */
     wgmma_wait(0);
     wgmma_pin_f32(o, 16);
     wgmma_pin_u32(&uf[0][0], 8);
-    wgmma_pin_f32(u, 16);
+    wgmma_pin_f32(&y[0][0], 16);
     wgmma_fence();
-    wgmma_m64n32k16_mn(u, uf[0], tb, 0);
-    wgmma_m64n32k16_mn(u, uf[1], tb + 16, 1);
+    wgmma_m64n16k16_mn(y[0], uf[0], tb, 0);
+    wgmma_m64n16k16_mn(y[1], uf[0], tb + block, 0);
+    wgmma_m64n16k16_mn(y[1], uf[1], tb + 2 * block, 1);
+    wgmma_m64n16k16_mn(y[0], uf[0], tb + 3 * block, 1); /* the rests */
+    wgmma_m64n16k16_mn(y[1], uf[1], tb + 4 * block, 1);
     wgmma_commit();
     wgmma_wait(0);
-    wgmma_pin_f32(u, 16);
+    wgmma_pin_f32(&y[0][0], 16);
     uint32_t uh[2][4];
 #pragma unroll
     for (int j = 0; j < 4; j++)
 #pragma unroll
         for (int h = 0; h < 2; h++)
-            uh[j / 2][2 * (j % 2) + h] = cvt_rn_f16x2(u[4 * j + 2 * h], u[4 * j + 2 * h + 1]);
+            uh[j / 2][2 * (j % 2) + h] =
+                cvt_rn_f16x2(y[j / 2][4 * (j % 2) + 2 * h], y[j / 2][4 * (j % 2) + 2 * h + 1]);
     const uint64_t kr = wgmma_descriptor(shared_address(chunk->rows[0][2 * CHUNK]), CHUNK_HALF,
                                          1024, WGMMA_SWIZZLE_128);
     wgmma_pin_u32(&uh[0][0], 8);
@@ -496,10 +502,11 @@ static __device__ __forceinline__ void forward(const struct fkda_forward_sm90_ar
         }
     }
     /* what is above the diagonals of P and T stays zero */
-    for (int i = threadIdx.x; i < (int)sizeof s->chunks[0].tb / 16; i += THREADS)
+    for (int i = threadIdx.x;
+         i < (int)(offsetof(struct chunk, decay) - offsetof(struct chunk, p)) / 16; i += THREADS)
 #pragma unroll
         for (int j = 0; j < RING; j++)
-            ((uint4 *)s->chunks[j].p)[i] = ((uint4 *)s->chunks[j].tb)[i] = make_uint4(0, 0, 0, 0);
+            ((uint4 *)s->chunks[j].p)[i] = make_uint4(0, 0, 0, 0);
     for (int i = threadIdx.x; i < (int)sizeof s->workshops[0].t / 16; i += THREADS)
 #pragma unroll
         for (int j = 0; j < PREPARERS; j++)

@@ -62,23 +62,33 @@ static __device__ __forceinline__ void wgmma_pin_u32(uint32_t *a, int n)
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory")
 
 /* accumulate: a literal; 0 sets D instead of adding to it.
- * D[64, 32] += A[64, 16] B[16, 32], fp16, A in registers */
-#define DEFINE_WGMMA_M64N32K16(name, mn_major)                                                   \
-    static __device__ __forceinline__ void name(float *d, const uint32_t a[4], uint64_t b,       \
-                                                int accumulate)                                  \
-    {                                                                                            \
-        asm volatile("{ .reg .pred accumulate_d; setp.ne.b32 accumulate_d, %21, 0;\n"            \
-                     "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "                       \
-                     "{%0, %1, %2, %3, %4, %5, %6, %7, "                                         \
-                     "%8, %9, %10, %11, %12, %13, %14, %15}, "                                   \
-                     "{%16, %17, %18, %19}, %20, accumulate_d, 1, 1, " #mn_major "; }"           \
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),   \
-                       "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), \
-                       "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])                        \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));     \
-    }
-DEFINE_WGMMA_M64N32K16(wgmma_m64n32k16, 0)    /* B K-major */
-DEFINE_WGMMA_M64N32K16(wgmma_m64n32k16_mn, 1) /* B MN-major */
+ * D[64, 32] += A[64, 16] B[16, 32], fp16, A in registers, B K-major */
+static __device__ __forceinline__ void wgmma_m64n32k16(float *d, const uint32_t a[4], uint64_t b,
+                                                       int accumulate)
+{
+    asm volatile("{ .reg .pred accumulate_d; setp.ne.b32 accumulate_d, %21, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, "
+                 "%8, %9, %10, %11, %12, %13, %14, %15}, "
+                 "{%16, %17, %18, %19}, %20, accumulate_d, 1, 1, 0; }"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
+                   "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+                   "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+}
+
+/* D[64, 16] += A[64, 16] B[16, 16], fp16, A in registers, B MN-major */
+static __device__ __forceinline__ void wgmma_m64n16k16_mn(float *d, const uint32_t a[4], uint64_t b,
+                                                          int accumulate)
+{
+    asm volatile("{ .reg .pred accumulate_d; setp.ne.b32 accumulate_d, %13, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7}, "
+                 "{%8, %9, %10, %11}, %12, accumulate_d, 1, 1, 1; }"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
+                   "+f"(d[6]), "+f"(d[7])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+}
 
 /* D[64, 128] += A[64, 16] B[16, 128], fp16, A in registers, B MN-major */
 static __device__ __forceinline__ void wgmma_m64n128k16(float *d, const uint32_t a[4], uint64_t b,

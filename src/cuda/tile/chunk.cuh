@@ -40,11 +40,11 @@ struct raw {
 /* What the state warpgroups read of a chunk, as wgmma wants it. */
 struct chunk {
     char rows[2][4 * CHUNK][128]; /* [half of K][Kd, Qd, Kr, rest of Kr] fp16, swizzled */
-    char p[2048];                 /* P: fp16, see corner() */
+    char p[2048];                 /* P: fp16, see p_at() */
+    char tb[3][512];              /* T b: fp16, blocks (0, 0), (1, 0), (1, 1); see tb_at() */
+    char tb_rest[2][512];         /* of (0, 0) and (1, 1), what fp16 left */
     float decay[TILE_K];          /* 2^(G_C - G_0) */
-    char tb[2048];                /* T b: fp16, see tb_at() */
-    char unused[512];
-    char v[2][CHUNK][128]; /* [half of V] bf16, swizzled; out takes its place */
+    char v[2][CHUNK][128];        /* [half of V] bf16, swizzled; out takes its place */
 };
 static_assert(sizeof(struct raw) % 1024 == 0 && sizeof(struct chunk) % 1024 == 0,
               "the pattern of swizzled rows starts at multiples of 1024 bytes");
@@ -160,17 +160,17 @@ static __device__ __forceinline__ int swizzled(int row, int c)
     return 128 * row + 16 * (c ^ row % 8);
 }
 
-/* Byte offset of element (row, column) of a 32 x 32 right operand: tiles of 8 x 8, 128 bytes each.
- */
-static __device__ __forceinline__ int corner(int row, int column)
+/* Byte offset of P's element, 32 x 32: tiles of 8 x 8, 128 bytes each. */
+static __device__ __forceinline__ int p_at(int row, int column)
 {
     return 512 * (row / 8) + 128 * (column / 8) + 16 * (row % 8) + 2 * (column % 8);
 }
 
-/* Byte offset of T b's element: the same tiles, each with its columns as rows. */
+/* Byte offset of T b's element in its block of 16 x 16: four such tiles, whose rows are T b's
+ * columns. */
 static __device__ __forceinline__ int tb_at(int row, int column)
 {
-    return 512 * (row / 8) + 128 * (column / 8) + 16 * (column % 8) + 2 * (row % 8);
+    return 256 * (row / 8 % 2) + 128 * (column / 8 % 2) + 16 * (column % 8) + 2 * (row % 8);
 }
 
 /* x >= 0, of which the compiler knows nothing else: what follows from it is computed where it is

@@ -221,7 +221,7 @@ static __device__ __forceinline__ void store_p(char *p, int row, int column, flo
         even = past >= 0 ? even : 0.0f;
         odd = past >= 1 ? odd : 0.0f;
     }
-    *(uint32_t *)(p + corner(row + lane / 4, column + 2 * (lane % 4))) = cvt_rn_f16x2(even, odd);
+    *(uint32_t *)(p + p_at(row + lane / 4, column + 2 * (lane % 4))) = cvt_rn_f16x2(even, odd);
 }
 
 /* Accumulators of [Kd; Qd] Ki': warps 0, 1 hold A's rows, which b scales; warps 2, 3 hold P's. Of P

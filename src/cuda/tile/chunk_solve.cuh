@@ -31,6 +31,17 @@ static __device__ __forceinline__ void multiply_terms(float d[4], const uint32_t
         d[i] = x[i] + (y[i] + z[i]);
 }
 
+/* Eight neighbours in two terms, 16 bytes each. */
+static __device__ __forceinline__ void store_column(void *high, void *rest, const float x[8])
+{
+    uint32_t h[4], r[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        split_f16x2(x[2 * i], x[2 * i + 1], &h[i], &r[i]);
+    *(uint4 *)high = make_uint4(h[0], h[1], h[2], h[3]);
+    *(uint4 *)rest = make_uint4(r[0], r[1], r[2], r[3]);
+}
+
 /* Two neighbours of a row of A, as an operand in two terms. */
 static __device__ __forceinline__ void load_pair(uint32_t *high, uint32_t *rest, const float *from)
 {
@@ -38,11 +49,20 @@ static __device__ __forceinline__ void load_pair(uint32_t *high, uint32_t *rest,
     split_f16x2(pair.x, pair.y, high, rest);
 }
 
+/* Two neighbours of a column of T b, in a diagonal block. */
+static __device__ __forceinline__ void store_tb(struct chunk *out, int row, int column, float even,
+                                                float odd)
+{
+    const int at = tb_at(row, column), tile = row / 16;
+    split_f16x2(even, odd, (uint32_t *)(out->tb[2 * tile] + at),
+                (uint32_t *)(out->tb_rest[tile] + at));
+}
+
 /* T b of a chunk, by one warp, which makes T' (x' is the transpose of x): then every result lies as
  * the left operand of the next product. T's diagonal blocks of 8 x 8 come from substitution in
  * fp32, one column a lane: x_t = e_t - sum_{s<t} A[t,s] x_s. Blocks below join two sides that are
  * known: T21' = -(T11' A21') T22', for 8 x 8 in both tiles at once, then for 16 x 16. With equal
- * keys most of A21 T11 cancels, so that one fp16 term would not do. */
+ * keys most of A21 T11 cancels, and of T b times R too, so that one fp16 term would not do. */
 static __device__ __forceinline__ void solve(struct workshop *shop, struct chunk *out, int lane)
 {
     const int g = lane / 4, t = lane % 4;
@@ -64,15 +84,12 @@ static __device__ __forceinline__ void solve(struct workshop *shop, struct chunk
             for (int j = 0; j < i; j++)
                 x[i] -= row[i][j] * x[j];
         }
-        uint32_t high[4], rest[4], b[4];
+        store_column(t_high(shop, lane, first % 16), t_rest(shop, lane, first % 16), x);
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            split_f16x2(x[2 * i], x[2 * i + 1], &high[i], &rest[i]);
-            b[i] = cvt_rn_f16x2(own * x[2 * i], own * x[2 * i + 1]);
-        }
-        *(uint4 *)t_high(shop, lane, first % 16) = make_uint4(high[0], high[1], high[2], high[3]);
-        *(uint4 *)t_rest(shop, lane, first % 16) = make_uint4(rest[0], rest[1], rest[2], rest[3]);
-        *(uint4 *)(out->tb + tb_at(first, lane)) = make_uint4(b[0], b[1], b[2], b[3]);
+        for (int i = 0; i < 8; i++)
+            x[i] *= own;
+        const int at = tb_at(first, lane), tile = lane / 16;
+        store_column(out->tb[2 * tile] + at, out->tb_rest[tile] + at, x);
     }
     __syncwarp(); /* the blocks of 8 are whole */
     {
@@ -100,8 +117,7 @@ static __device__ __forceinline__ void solve(struct workshop *shop, struct chunk
             const float b = shop->beta[column], low = -z[2 * tile], high = -z[2 * tile + 1];
             split_f16x2(low, high, (uint32_t *)t_high(shop, column, 8 + 2 * t),
                         (uint32_t *)t_rest(shop, column, 8 + 2 * t));
-            *(uint32_t *)(out->tb + tb_at(16 * tile + 8 + 2 * t, column)) =
-                cvt_rn_f16x2(b * low, b * high);
+            store_tb(out, 16 * tile + 8 + 2 * t, column, b * low, b * high);
         }
     }
     __syncwarp(); /* the tiles of 16 are whole */
@@ -128,7 +144,7 @@ static __device__ __forceinline__ void solve(struct workshop *shop, struct chunk
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const float b = -shop->beta[8 * r + g];
-            *(uint32_t *)(out->tb + tb_at(16 + 8 * n + 2 * t, 8 * r + g)) =
+            *(uint32_t *)(out->tb[1] + tb_at(8 * n + 2 * t, 8 * r + g)) =
                 cvt_rn_f16x2(b * z[2 * r], b * z[2 * r + 1]);
         }
     }
