@@ -14,13 +14,14 @@
 enum { COMBINE_WARPS = 8, COMBINE_IMAGE_ITEMS = TILE_K * TILE_K };
 
 struct fkda_combine_args {
-    /* M [slots][HV] images, in the order of transition.cuh; of a last segment, and of a first one
-     * when there is no initial state, not read */
+    /* M [slots][HV] images, in the order of transition.cuh; of a first segment, and of a last one
+     * without final_state, not read */
     const float *transition;
-    /* [slots][HV][128][128]; in: B, not read of a last segment; out: entry state */
+    /* [slots][HV][128][128]; in: B, of a first segment the state behind it; out: entry state, of a
+     * first segment nothing */
     float *entry;
     struct fkda_cuda_sequences sequences;
-    struct fkda_cuda_states initial_state; /* absent: zero */
+    struct fkda_cuda_states final_state;   /* written for sequences of two segments or more */
     struct fkda_cuda_index state_indices;  /* [N]; absent: slot n for sequence n */
     int64_t num_slots;                     /* of the pool; sequences of others are left alone */
     int64_t segment_tokens;

@@ -196,7 +196,7 @@ static void name_kernels(const struct fkda_plan *plan, const struct fkda_cuda_wo
         snprintf(kernel, sizeof report->kernel, "cuda/none");
     else if (path == FKDA_CUDA_PATH_SM90)
         snprintf(kernel, sizeof report->kernel, "cuda/sm90/%s_%s",
-                 segments->chunks ? "summaries+combine+segments" : "forward", gates[plan->gate]);
+                 segments->chunks ? "segments+combine+join" : "forward", gates[plan->gate]);
     else
         snprintf(kernel, sizeof report->kernel, "cuda/sm80/prepare_%s+recurrence_%d",
                  gates[plan->gate], (int)(plan->V / 16 / work->recurrence.slices));

@@ -95,10 +95,12 @@ static struct fkda_segments cut(const struct fkda_plan *plan, const struct fkda_
 {
     const struct fkda_segment_costs *costs = &fkda_segment_costs_sm90;
     const int64_t T = plan->varlen ? plan->T : plan->B * plan->T;
-    int chunks = fkda_cuda_choose_segment(T, plan->N, plan->HV, device->num_sms, costs);
+    const int64_t total = plan->N ? fkda_cuda_segments_of(T / plan->N, CHUNK_TOKENS) : 0;
+    int64_t chunks = fkda_cuda_choose_segment(T, plan->N, plan->HV, device->num_sms, costs);
     struct fkda_segments segments = fkda_cuda_plan_segments(plan->T, plan->N, plan->varlen, chunks);
     while (fkda_cuda_segment_bytes(&segments, plan->HV) > workspace_bytes) {
-        chunks = 2 * chunks * (int64_t)SEGMENT_CHUNK_TOKENS < T / plan->N ? 2 * chunks : 0;
+        const int64_t fewer = (total - 1) / chunks; /* one segment less */
+        chunks = fewer > 1 ? (total + fewer - 1) / fewer : 0;
         segments = fkda_cuda_plan_segments(plan->T, plan->N, plan->varlen, chunks);
     }
     *us = plan->N == 0

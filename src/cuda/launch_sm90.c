@@ -8,8 +8,8 @@
 #include "cuda/segment_plan.h"
 
 void fkda_forward_sm90(struct fkda_forward_sm90_args args);
-void fkda_summaries_sm90(struct fkda_forward_sm90_args args);
 void fkda_segments_sm90(struct fkda_forward_sm90_args args);
+void fkda_join_sm90(struct fkda_join_args args);
 
 enum { BOX_TOKENS = 32, BOX_CHANNELS = 64, ITEM_BYTES = 2 };
 
@@ -44,9 +44,11 @@ static cudaError_t load(void *context)
 {
     (void)context;
     const void *const kernels[] = {(const void *)fkda_forward_sm90,
-                                   (const void *)fkda_summaries_sm90,
                                    (const void *)fkda_segments_sm90};
+    struct cudaFuncAttributes attributes; /* asking for them brings the code */
     cudaError_t error = find_encoder();
+    if (error == cudaSuccess)
+        error = cudaFuncGetAttributes(&attributes, (const void *)fkda_join_sm90);
     for (size_t i = 0; i < sizeof kernels / sizeof kernels[0] && error == cudaSuccess; i++)
         error = cudaFuncSetAttribute(kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
                                      FORWARD_SM90_SHARED_BYTES); /* brings the code, too */
@@ -115,7 +117,7 @@ static cudaError_t combine(const struct fkda_recurrence_args *r,
         .transition = segments->transition,
         .entry = segments->entry,
         .sequences = r->sequences,
-        .initial_state = r->initial_state,
+        .final_state = r->final_state,
         .state_indices = r->state_indices,
         .num_slots = r->num_slots,
         .segment_tokens = (int64_t)SEGMENT_CHUNK_TOKENS * segments->chunks,
@@ -127,6 +129,28 @@ static cudaError_t combine(const struct fkda_recurrence_args *r,
     if (error == cudaSuccess)
         error = fkda_cuda_launch_combine(&args, stream);
     return error;
+}
+
+static cudaError_t join(const struct fkda_recurrence_args *r, const struct fkda_segments *segments,
+                        int num_sms, cudaStream_t stream)
+{
+    const int64_t pairs = segments->slots * r->HV;
+    const int tokens = SEGMENT_CHUNK_TOKENS * segments->chunks;
+    const int shares = fkda_cuda_choose_join_shares(pairs, tokens, num_sms);
+    struct fkda_join_args args = {
+        .segments = *segments,
+        .out = r->out,
+        .sequences = r->sequences,
+        .state_indices = r->state_indices,
+        .num_slots = r->num_slots,
+        .scale = r->scale,
+        .HV = r->HV,
+        .shares = shares,
+        .share_tokens = (tokens + shares - 1) / shares,
+    };
+    void *params[] = {&args};
+    const dim3 grid = {(unsigned)(pairs * shares), 1, 1}, block = {JOIN_THREADS, 1, 1};
+    return cudaLaunchKernel((const void *)fkda_join_sm90, grid, block, params, 0, stream);
 }
 
 static int64_t average_tokens(const struct fkda_prepare_args *prepare)
@@ -158,10 +182,10 @@ cudaError_t fkda_cuda_launch_sm90(const struct fkda_prepare_args *prepare,
                       fkda_cuda_choose_items(chains, average_tokens(prepare), num_sms,
                                              &fkda_segment_costs_sm90),
                       &args, stream);
-    error = launch((const void *)fkda_summaries_sm90, 2 * pieces, 1, &args, stream);
+    error = launch((const void *)fkda_segments_sm90, 2 * pieces, 1, &args, stream);
     if (error == cudaSuccess)
         error = combine(recurrence, segments, device, num_sms, stream);
     if (error == cudaSuccess)
-        error = launch((const void *)fkda_segments_sm90, pieces, 1, &args, stream);
+        error = join(recurrence, segments, num_sms, stream);
     return error;
 }

@@ -12,8 +12,8 @@ const struct fkda_segment_costs fkda_segment_costs_sm90 = {
     .chunk_us = 2.4,
     .start_us = 9.0,
     .item_us = 3.0,
-    .pass1_share = 1.0,
     .combine_us = 1.3,
+    .join_us = 0.008,
     .launch_us = 3.0,
     .worthwhile = 0.95,
 };
@@ -36,6 +36,13 @@ int64_t fkda_cuda_segment_slots(int64_t T, int64_t N, int varlen, int64_t segmen
 int fkda_cuda_choose_combine_rows(int64_t chains, int num_sms)
 {
     return chains * (TILE_K / 8) <= num_sms ? 8 : 16;
+}
+
+int fkda_cuda_choose_join_shares(int64_t pairs, int64_t tokens, int num_sms)
+{
+    const int64_t wanted = divide_up(3 * (int64_t)num_sms, pairs);
+    const int64_t most = divide_up(tokens, 64); /* a turn of four warps */
+    return (int)(wanted < most ? wanted : most);
 }
 
 /* Blocks run in rounds of one for each SM. */
@@ -80,32 +87,32 @@ double fkda_cuda_predict_segments_us(int64_t T, int64_t N, int64_t HV, int num_s
                         num_sms, costs);
     const int64_t segments = divide_up(chunks, segment_chunks);
     const int64_t combine_blocks = chains * TILE_K / fkda_cuda_choose_combine_rows(chains, num_sms);
-    const double pass1 = costs->pass1_share * rounds(2 * (segments - 1) * chains, num_sms);
-    const double pass2 = rounds(segments * chains, num_sms);
+    const double walk = rounds((2 * segments - 1) * chains, num_sms);
     const double combine = (double)segments * rounds(combine_blocks, num_sms);
-    return (costs->chunk_us * (double)segment_chunks + costs->start_us) * (pass1 + pass2) +
-           costs->combine_us * combine + 2 * costs->launch_us;
+    const double join = (double)((chunks - segment_chunks) * chains) * 132.0 / num_sms;
+    return (costs->chunk_us * (double)segment_chunks + costs->start_us) * walk +
+           costs->combine_us * combine + costs->join_us * join + 2 * costs->launch_us;
 }
 
 int fkda_cuda_choose_segment(int64_t T, int64_t N, int64_t HV, int num_sms,
                              const struct fkda_segment_costs *costs)
 {
     if (T <= 0 || N <= 0 || HV <= 0 || N > num_sms / HV)
-        return 0; /* every SM has a chain: a second pass can only cost */
+        return 0; /* every SM has a chain: more work can only cost */
     const int64_t chunks = chunks_of_sequence(T, N);
-    /* all SMs busy with one pass, of which each split makes nearly three */
-    const double pass_us = costs->chunk_us * (double)(chunks * N * HV) / num_sms;
+    /* all SMs busy with every chunk once, of which splits make nearly two */
+    const double once_us = costs->chunk_us * (double)(chunks * N * HV) / num_sms;
     double best_us = costs->worthwhile * fkda_cuda_predict_segments_us(T, N, HV, num_sms, 0, costs);
     int64_t best = 0, before = chunks;
-    for (int64_t wanted = 2; wanted <= MOST_SEGMENTS && before > SEGMENT_UNIT_CHUNKS; wanted++) {
-        const int64_t length =
-            divide_up(divide_up(chunks, wanted), SEGMENT_UNIT_CHUNKS) * SEGMENT_UNIT_CHUNKS;
-        if (length >= before)
+    for (int64_t wanted = 2; wanted <= MOST_SEGMENTS; wanted++) {
+        const int64_t length = divide_up(chunks, wanted);
+        if (length < LEAST_SEGMENT_CHUNKS)
+            break;
+        if (length == before)
             continue;
         before = length;
         const double segments = (double)divide_up(chunks, length);
-        const double least_us = pass_us * (costs->pass1_share * 2 * (segments - 1) / segments + 1);
-        if (least_us + costs->combine_us * segments >= best_us)
+        if (once_us * (2 - 1 / segments) + costs->combine_us * segments >= best_us)
             break; /* so take more segments, at least */
         const double us = fkda_cuda_predict_segments_us(T, N, HV, num_sms, length, costs);
         if (us < best_us) {
@@ -134,6 +141,7 @@ struct fkda_segments fkda_cuda_plan_segments(int64_t T, int64_t N, int varlen, i
         return (struct fkda_segments){0};
     return (struct fkda_segments){
         .chunks = chunks,
+        .tokens = varlen ? T : N * T,
         .per_sequence = fkda_cuda_segments_of(T, tokens),
         .slots = fkda_cuda_segment_slots(T, N, varlen, tokens),
     };
@@ -143,14 +151,26 @@ enum { SEGMENT_ALIGNMENT = 256, IMAGE_ITEMS = TILE_K * TILE_K };
 
 size_t fkda_cuda_segment_bytes(const struct fkda_segments *segments, int64_t HV)
 {
-    const int64_t images = 2 * segments->slots * HV;
-    return images ? (size_t)images * IMAGE_ITEMS * sizeof(float) + SEGMENT_ALIGNMENT - 1 : 0;
+    const size_t images = 2 * (size_t)(segments->slots * HV) * IMAGE_ITEMS * sizeof(float);
+    const size_t rows = 2 * (size_t)(segments->tokens * HV) * TILE_K * sizeof(uint16_t);
+    return images ? images + rows + SEGMENT_ALIGNMENT - 1 : 0;
 }
 
 void fkda_cuda_place_segments(struct fkda_segments *segments, int64_t HV, void *workspace)
 {
     const uintptr_t at = (uintptr_t)workspace;
     const uintptr_t skip = (SEGMENT_ALIGNMENT - at % SEGMENT_ALIGNMENT) % SEGMENT_ALIGNMENT;
+    const int64_t images = segments->slots * HV * IMAGE_ITEMS;
     segments->entry = (float *)(void *)((char *)workspace + skip);
-    segments->transition = segments->entry + segments->slots * HV * IMAGE_ITEMS;
+    segments->transition = segments->entry + images;
+    segments->response = (uint16_t *)(segments->transition + images);
+    segments->rest = segments->response + segments->tokens * HV * TILE_K;
+}
+
+size_t fkda_cuda_most_segment_bytes(int64_t T, int64_t N, int64_t HV, int varlen)
+{
+    if (T <= 0 || N <= 0 || N > MOST_SMS / HV)
+        return 0;
+    const struct fkda_segments most = fkda_cuda_plan_segments(T, N, varlen, LEAST_SEGMENT_CHUNKS);
+    return fkda_cuda_segment_bytes(&most, HV);
 }

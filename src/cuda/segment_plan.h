@@ -1,9 +1,11 @@
 /* segment_plan.h: how a forward with fewer chains than SMs is split along its sequences. Plain C
  * without the CUDA runtime.
  *
- *     pass 1    every segment but a sequence's last: its transition M and what it adds, B
- *     combine   the entry state of every segment (combine_args.h)
- *     pass 2    every segment from its entry state
+ *     segments  of every segment: its output and what becomes of its state, the first one of a
+ *               sequence from the initial state, the others from zero; of these also their
+ *               transition M, and the output of each row of the identity
+ *     combine   the state that enters every segment, and the final state (combine_args.h)
+ *     join      what that state adds to the output of every segment but the first
  *
  * A choice depends on the sizes of the call and on the device alone, never on device memory, so
  * that a call gives the same bits whatever its sequences hold.
@@ -16,24 +18,24 @@
 
 #include "cuda/segments.h"
 
-enum { SEGMENT_CHUNK_TOKENS = 32, SEGMENT_UNIT_CHUNKS = 4 /* a segment is a multiple of it */ };
+enum { LEAST_SEGMENT_CHUNKS = 8, MOST_SMS = 144 /* of compute capability 9.0 */ };
 
 /* Times of one block on an SM of its own, in microseconds. */
 struct fkda_segment_costs {
-    double chunk_us;    /* 32 tokens in pass 2, and in a forward that is not split */
-    double start_us;    /* until its first chunk */
-    double item_us;     /* from the last chunk of a sequence or segment to the first of the next */
-    double pass1_share; /* the same in pass 1, as a share */
-    double combine_us;  /* one segment in the combine step */
-    double launch_us;   /* one more kernel */
-    double worthwhile;  /* split only below this share of the time of no split */
+    double chunk_us;   /* 32 tokens */
+    double start_us;   /* until its first chunk */
+    double item_us;    /* from the last chunk of a sequence to the first of the next */
+    double combine_us; /* one segment in the combine step */
+    double join_us;    /* 32 tokens of a head in the join step */
+    double launch_us;  /* one more kernel */
+    double worthwhile; /* split only below this share of the time of no split */
 };
 
 /* What an H200 takes. */
 extern const struct fkda_segment_costs fkda_segment_costs_sm90;
 
-/* Chunks in a segment, a multiple of SEGMENT_UNIT_CHUNKS; 0: do not split. T: tokens of all N
- * sequences together, which are taken to be of the same length. */
+/* Chunks in a segment, at least LEAST_SEGMENT_CHUNKS; 0: do not split. T: tokens of all N sequences
+ * together, which are taken to be of the same length. */
 int fkda_cuda_choose_segment(int64_t T, int64_t N, int64_t HV, int num_sms,
                              const struct fkda_segment_costs *costs);
 
@@ -42,8 +44,8 @@ double fkda_cuda_predict_segments_us(int64_t T, int64_t N, int64_t HV, int num_s
                                      int64_t segment_chunks,
                                      const struct fkda_segment_costs *costs);
 
-/* How many sequences or segments of so many tokens on average, of one head each, a block takes one
- * after the other, at most MOST_BLOCK_ITEMS: more than one where they are short and many, so that
+/* How many sequences of so many tokens on average, of one head each, a block takes one after the
+ * other, at most MOST_BLOCK_ITEMS: more than one where they are short and many, so that
  * the next is prepared while the state of the last one is stored. */
 int fkda_cuda_choose_items(int64_t items, int64_t tokens, int num_sms,
                            const struct fkda_segment_costs *costs);
@@ -54,19 +56,25 @@ double fkda_cuda_predict_sm80_us(int64_t T, int64_t N, int64_t HV, int num_sms);
 /* Slots and layout for segments of so many chunks, 0 for none; T as for segment_slots. */
 struct fkda_segments fkda_cuda_plan_segments(int64_t T, int64_t N, int varlen, int32_t chunks);
 
-/* Bytes of both arrays, and where they begin in a workspace of at least so many (256-byte aligned
+/* Bytes of all arrays, and where they begin in a workspace of at least so many (256-byte aligned
  * inside it). */
 size_t fkda_cuda_segment_bytes(const struct fkda_segments *segments, int64_t HV);
 void fkda_cuda_place_segments(struct fkda_segments *segments, int64_t HV, void *workspace);
 
+/* What is enough for the segments that fkda_cuda_choose_segment chooses on any device. */
+size_t fkda_cuda_most_segment_bytes(int64_t T, int64_t N, int64_t HV, int varlen);
+
 /* Segments of a sequence: at least 1. */
 int64_t fkda_cuda_segments_of(int64_t tokens, int64_t segment_tokens);
 
-/* Slots of the arrays `transition` and `entry`. T: dense, tokens of a sequence; varlen, of all. */
+/* Slots of the arrays `entry` and `transition`. T: dense, tokens of a sequence; varlen, of all. */
 int64_t fkda_cuda_segment_slots(int64_t T, int64_t N, int varlen, int64_t segment_tokens);
 
 /* Value channels that a block of the combine step carries: few where every block still finds an SM
  * of its own, although all read the whole of M. */
 int fkda_cuda_choose_combine_rows(int64_t chains, int num_sms);
+
+/* Blocks that share a segment of so many tokens in the join step, of `pairs` segments and heads. */
+int fkda_cuda_choose_join_shares(int64_t pairs, int64_t tokens, int num_sms);
 
 #endif

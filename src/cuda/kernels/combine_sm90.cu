@@ -1,6 +1,6 @@
-/* combine_sm90.cu: entry states of the segments of a split forward.
+/* combine_sm90.cu: the states that enter the segments of a split forward, and the final states.
  *
- *     entry_0 = S_0      entry_{i+1} = entry_i M_i + B_i = entry_i (M_i - E) + entry_i E + B_i
+ *     entry_1 = B_0      entry_{i+1} = entry_i M_i + B_i = entry_i (M_i - E) + entry_i E + B_i
  *
  * E has ones where the diagonal of M_i is above one half and zeros elsewhere. A block carries 8 or
  * 16 value channels (rows of S) of one (sequence, value head) through all segments. Each warp owns
@@ -16,6 +16,7 @@
 #include "cuda/combine_args.h"
 #include "cuda/ptx/global_access.cuh"
 #include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/tf32.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/tile/bf16.cuh"
@@ -85,26 +86,21 @@ static __device__ __forceinline__ void store_part(float *to, const struct part *
             *(float2 *)(to + (8 * tile + r) * TILE_K) = p->x[tile][r];
 }
 
-/* The lane's part of S_0. */
-static __device__ __forceinline__ void load_initial(struct part *s,
-                                                    const struct fkda_cuda_states *states,
-                                                    const struct place *p, int tiles)
+static __device__ __forceinline__ void store_final(const struct fkda_cuda_states *states,
+                                                   const struct place *p, const struct part *s,
+                                                   int tiles)
 {
     const int64_t at = p->slot * states->stride_slot + p->h * states->stride_h + p->part;
-    if (states->data && states->is_f32) {
-        load_part(s, (const float *)states->data + at, tiles);
+    if (states->is_f32) {
+        store_part((float *)states->data + at, s, tiles);
         return;
     }
 #pragma unroll
     for (int tile = 0; tile < tiles; tile++)
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            uint32_t pair = 0;
-            if (states->data)
-                pair = *(const uint32_t *)((const uint16_t *)states->data + at +
-                                           (8 * tile + r) * TILE_K);
-            s->x[tile][r] = make_float2(bf16_low(pair), bf16_high(pair));
-        }
+        for (int r = 0; r < 2; r++)
+            *(uint32_t *)((uint16_t *)states->data + at + (8 * tile + r) * TILE_K) =
+                cvt_rn_bf16x2(s->x[tile][r].x, s->x[tile][r].y);
 }
 
 static __device__ __forceinline__ int step_words(int tiles)
@@ -267,12 +263,12 @@ static __device__ __forceinline__ void finish(struct part *s, const struct sums 
         }
 }
 
-/* What a block has to do. */
+/* What a block has to do: nothing for a sequence of one segment. */
 struct chain {
-    int begin, end; /* the segments whose M it takes */
+    int segments, end; /* all; those from the first to the last whose M is taken */
     int64_t image_step;
     const float *transition; /* M of segment 0 */
-    float *entry;            /* B of segment 0, then entry_0 */
+    float *entry;            /* B of segment 0 */
 };
 
 static __device__ __forceinline__ struct chain find_chain(const struct fkda_combine_args *a,
@@ -283,8 +279,8 @@ static __device__ __forceinline__ struct chain find_chain(const struct fkda_comb
     const int64_t first =
         piece_base(&a->sequences, p->n, (int)a->segment_tokens, a->segments_per_sequence) * a->HV +
         p->h;
-    c.end = length > 0 ? (int)((length - 1) / a->segment_tokens) : 0;
-    c.begin = a->initial_state.data ? 0 : 1; /* entry_1 = B_0 */
+    c.segments = length > 0 ? (int)((length - 1) / a->segment_tokens) + 1 : 1;
+    c.end = a->final_state.data ? c.segments : c.segments - 1;
     c.image_step = (int64_t)a->HV * COMBINE_IMAGE_ITEMS;
     c.transition = a->transition + first * COMBINE_IMAGE_ITEMS;
     c.entry = a->entry + first * COMBINE_IMAGE_ITEMS;
@@ -305,24 +301,15 @@ static __device__ __forceinline__ void walk(const struct fkda_combine_args *a, u
                                             const struct chain *c, const struct place *p, int tiles)
 {
     /* A place in `entry` is read before it is written, both times by the same thread. */
-    float *entry = c->entry + p->part;
-    int i = 0;
     struct part s, b;
-    load_initial(&s, &a->initial_state, p, tiles);
-    if (i < c->end)
-        load_part(&b, entry, tiles);
-    if (i < c->end && c->begin == 1) {
-        store_part(entry, &s, tiles);
-        s = b;
-        i++;
-        entry += c->image_step;
-        if (i < c->end)
-            load_part(&b, entry, tiles);
-    }
-    if (i == c->end) {
+    int i = 1;
+    load_part(&s, c->entry + p->part, tiles);
+    float *entry = c->entry + c->image_step + p->part;
+    if (c->end <= 1) {
         store_part(entry, &s, tiles);
         return;
     }
+    load_part(&b, entry, tiles);
 
     const float *m = c->transition + i * c->image_step +
                      transition_offset(2 * (threadIdx.x % 4), 2 * (threadIdx.x / 4));
@@ -355,7 +342,10 @@ static __device__ __forceinline__ void walk(const struct fkda_combine_args *a, u
         publish(shared + (i + 1) % 2 * STEPS_8 * step_words(tiles), &s, tiles);
         b = next_b;
     }
-    store_part(entry, &s, tiles);
+    if (c->end == c->segments)
+        store_final(&a->final_state, p, &s, tiles);
+    else
+        store_part(entry, &s, tiles);
 }
 
 /* By rows of S that a block carries. */
@@ -368,7 +358,8 @@ static __device__ __forceinline__ void walk(const struct fkda_combine_args *a, u
         if (p.slot < 0 || p.slot >= a.num_slots)                                                   \
             return; /* padding: nobody reads its states */                                         \
         const struct chain c = find_chain(&a, &p);                                                 \
-        walk(&a, shared, &c, &p, rows / 8);                                                        \
+        if (c.segments > 1)                                                                        \
+            walk(&a, shared, &c, &p, rows / 8);                                                    \
     }
 
 DEFINE_COMBINE(8)

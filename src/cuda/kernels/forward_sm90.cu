@@ -36,9 +36,9 @@ static __device__ __forceinline__ void fetch(const CUtensorMap *map, char *rows,
 }
 
 /* Whether a warp fetches raw rows: one for each tensor does. */
-static __device__ __forceinline__ bool fetches_raw(int warp, enum pass pass)
+static __device__ __forceinline__ bool fetches_raw(int warp)
 {
-    return warp == MAP_K || warp == MAP_G || (warp == MAP_Q && pass != SUMMARIES);
+    return warp == MAP_K || warp == MAP_G || warp == MAP_Q;
 }
 
 static __device__ __forceinline__ void fetch_raw(const struct fkda_forward_sm90_args *a,
@@ -95,13 +95,13 @@ static __device__ __forceinline__ uint32_t load_chunk_beta(const struct fkda_pre
 }
 
 static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_sm90_args *a,
-                                                      struct shared *s, enum pass pass)
+                                                      struct shared *s)
 {
     const int total = shared_by_lanes(s->total), self = rederive(threadIdx.x % ROLE_THREADS);
     const int preparer = shared_by_lanes(threadIdx.x / ROLE_THREADS - 2);
     const int role = shared_by_lanes(threadIdx.x / 32 % 4); /* the warp's number in its group */
     const int barrier = 1 + preparer;                       /* the warpgroup's */
-    const bool fetches = fetches_raw(role, pass);
+    const bool fetches = fetches_raw(role);
     struct workshop *const shop = &s->workshops[preparer];
     struct source x = {-1, 0, 0, 0, 0, 0, 0}, later = x; /* of this chunk; of the one to fetch */
     struct spot at = {preparer, preparer, 0}, before = at;
@@ -150,7 +150,7 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
                 mbarrier_wait(&s->empty[at.place], at.phase ^ 1);
             named_barrier_sync(barrier, ROLE_THREADS); /* totals and norms are there */
             fetch_values(a, s, x, at, role);
-            narrow = make_factors(raw, out, shop, G, rederive(thread), a->prepare.qk_l2norm, pass);
+            narrow = make_factors(raw, out, shop, G, rederive(thread), a->prepare.qk_l2norm);
         }
         fence_proxy_async();
         named_barrier_sync(barrier, ROLE_THREADS); /* factors are there; totals, norms used up */
@@ -171,8 +171,7 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
         }
         wgmma_pin_f32(norms, 32);
         wgmma_fence();
-        /* also where nobody wants them: under a condition they would wait for A and P. Without q
-         * (SUMMARIES) its rows hold anything; nothing of them reaches what is kept */
+        /* also where nobody wants them: under a condition they would wait for A and P */
         start_norms(norms, &s->raw[next.chunk < total ? next.place : at.place]);
         wgmma_wait(1);
         wgmma_pin_f32(d, 16);
@@ -186,7 +185,7 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
             mbarrier_wait(&s->solved[before.place], before.phase);
         if (warp == 0)
             shop->beta[lane] = beta;
-        store_products(d, shop, out, beta, role, lane, pass);
+        store_products(d, shop, out, beta, role, lane);
         fence_proxy_async();
         mbarrier_arrive_warp(&s->full[at.place], lane);
         if (fetches && at.chunk + RING < total) {
@@ -239,8 +238,8 @@ static __device__ __forceinline__ void walk_chunk(const struct fkda_forward_sm90
     struct chunk *chunk = &s->chunks[at.place];
     const int count = min((int)CHUNK, w->length - first);
     uint32_t v[4][2];
-    load_values(v, chunk->v[group][0], warp, pass == SUMMARIES && w->from_identity ? 0 : count,
-                lane);
+    const enum rows rows_are = pass == WHOLE ? OUT : (enum rows)shared_by_lanes(w->rows);
+    load_values(v, chunk->v[group][0], warp, rows_are == RESPONSE ? 0 : count, lane);
     choose_scale(x, v, first % (CHUNK * RESCALE_CHUNKS) == 0 || !a->prepare.qk_l2norm,
                  r->target_log2 - 1);
 
@@ -275,16 +274,12 @@ static __device__ __forceinline__ void walk_chunk(const struct fkda_forward_sm90
     for (int step = 0; step < STEPS; step++) /* descriptors count in 16 bytes */
         wgmma_m64n32k16(u, sf[step], kd + CHUNK_HALF / 16 * (step / 4) + 2 * (step % 4), step > 0);
     wgmma_commit();
-    if (pass != SUMMARIES) { /* runs while R' is made */
 #pragma unroll
-        for (int step = 0; step < STEPS; step++) /* Qd: 32 rows on */
-            wgmma_m64n32k16(o, sf[step], kd + 256 + CHUNK_HALF / 16 * (step / 4) + 2 * (step % 4),
-                            step > 0);
-        wgmma_commit();
-        wgmma_wait(1);
-    } else {
-        wgmma_wait(0);
-    }
+    for (int step = 0; step < STEPS; step++) /* Qd: 32 rows on; runs while R' is made */
+        wgmma_m64n32k16(o, sf[step], kd + 256 + CHUNK_HALF / 16 * (step / 4) + 2 * (step % 4),
+                        step > 0);
+    wgmma_commit();
+    wgmma_wait(1);
     wgmma_pin_f32(u, 16);
     const float f[2] = {exp2_int(x->f[0]), exp2_int(x->f[1])};
     uint32_t uf[2][4]; /* R' */
@@ -326,39 +321,50 @@ static __device__ __forceinline__ void walk_chunk(const struct fkda_forward_sm90
     wgmma_pin_f32(o, 16);
     wgmma_pin_f32(&x->s[0][0], 4 * GROUPS);
     wgmma_fence();
-    if (pass != SUMMARIES) {
-        wgmma_m64n32k16(o, uh[0], p, 1);
-        wgmma_m64n32k16(o, uh[1], p + 16, 1);
-        wgmma_commit();
-    }
+    wgmma_m64n32k16(o, uh[0], p, 1);
+    wgmma_m64n32k16(o, uh[1], p + 16, 1);
+    wgmma_commit();
 #pragma unroll
     for (int step = 0; step < 2; step++) {
         wgmma_m64n128k16(&x->s[0][0], uh[step], kr + 128 * step, 1);
         wgmma_m64n128k16(&x->s[0][0], uh[step], kr + 256 + 128 * step, 1); /* the rest */
     }
     wgmma_commit();
-    uint4 rows[2];
-    if (pass != SUMMARIES) {
-        wgmma_wait(1);
-        wgmma_pin_f32(o, 16);
-        const float down[2] = {r->scale * exp2_int(-x->f[0]), r->scale * exp2_int(-x->f[1])};
+    wgmma_wait(1);
+    wgmma_pin_f32(o, 16);
+    const float scale = rows_are == RESPONSE ? 1.0f : r->scale; /* join() scales it */
+    const float down[2] = {scale * exp2_int(-x->f[0]), scale * exp2_int(-x->f[1])};
 #pragma unroll
-        for (int j = 0; j < 16; j++)
-            o[j] *= down[j % 4 / 2];
-        turn_rows(rows, chunk->v[group][0], o, warp, lane);
+    for (int j = 0; j < 16; j++)
+        o[j] *= down[j % 4 / 2];
+    uint4 rows[2], rest[2];
+    if (pass != WHOLE && rows_are == RESPONSE)
+        turn_rows(rows, chunk->v[group][0], o, warp, lane, 1);
+    else
+        turn_rows(rows, chunk->v[group][0], o, warp, lane, 0);
+    if (pass != WHOLE && rows_are == FORCED) {
+        take_bf16(o);
+        __syncwarp(); /* the rows are read */
+        turn_rows(rest, chunk->v[group][0], o, warp, lane, 0);
     }
     fence_proxy_async(); /* v's place is the copy engine's next */
     wgmma_wait(0);
     wgmma_pin_f32(&x->s[0][0], 4 * GROUPS);
     mbarrier_arrive_warp(&s->empty[at.place], lane);
-    if (pass != SUMMARIES) {
-        const int token = row_of_lane(lane);
-        uint16_t *const out = w->out + (first + token) * r->out.stride_t + HALF_K * group +
-                              16 * warp + 8 * (lane % 2);
+    const int token = row_of_lane(lane), channel = HALF_K * group + 16 * warp + 8 * (lane % 2);
+    const int64_t stride = pass == WHOLE ? r->out.stride_t : w->stride;
+    uint16_t *const out = w->out + (first + token) * stride + channel;
+    if (token < count)
+        st_global_u32x4(out, rows[0]);
+    if (token + 16 < count)
+        st_global_u32x4(out + 16 * stride, rows[1]);
+    if (pass != WHOLE && rows_are == FORCED) {
+        const int64_t row = TILE_K * r->HV;
+        uint16_t *const to = w->rest + (first + token) * row + channel;
         if (token < count)
-            st_global_u32x4(out, rows[0]);
+            st_global_u32x4(to, rest[0]);
         if (token + 16 < count)
-            st_global_u32x4(out + 16 * r->out.stride_t, rows[1]);
+            st_global_u32x4(to + 16 * row, rest[1]);
     }
 }
 
@@ -372,7 +378,7 @@ static __device__ __forceinline__ struct spot walk_state(const struct fkda_forwa
         const int thread = rederive(threadIdx.x);
         const int row = 16 * (thread / 32) + thread % 32 / 4, t = thread % 4;
         load_state(&x, w->entry, w->entry_is_f32, row, t);
-        if (pass == SUMMARIES && w->from_identity)
+        if (pass == SEGMENTS && w->rows == RESPONSE)
             set_identity(&x, row, t);
         __syncwarp();
     }
@@ -385,7 +391,7 @@ static __device__ __forceinline__ struct spot walk_state(const struct fkda_forwa
     }
     const int thread = rederive(threadIdx.x);
     const int row = 16 * (thread / 32) + thread % 32 / 4, t = thread % 4;
-    if (pass == SUMMARIES && w->from_identity)
+    if (w->exit && pass == SEGMENTS && w->rows == RESPONSE)
         store_transition(&x, (float *)w->exit, row, t);
     else if (w->exit)
         store_state(&x, w->exit, w->exit_is_f32, row, t);
@@ -412,56 +418,89 @@ static __device__ __forceinline__ void clear_output(const struct fkda_recurrence
         *(uint4 *)(w->out + i / 16 * r->out.stride_t + 8 * (i % 16)) = make_uint4(0, 0, 0, 0);
 }
 
+/* What of the output a segment writes, and where its state comes from and goes to. The first one of
+ * a sequence has the true state. The others have two items each, whose rows join() adds up. */
+static __device__ __forceinline__ void find_segment(const struct fkda_forward_sm90_args *a,
+                                                    struct head *w, int64_t index, int64_t first,
+                                                    int64_t slot, enum rows rows)
+{
+    const struct fkda_recurrence_args *r = &a->recurrence;
+    const struct fkda_segments *g = &a->segments;
+    const int64_t tokens = (int64_t)CHUNK * g->chunks, image = TILE_K * TILE_K;
+    const bool last = first + tokens >= w->seq.length;
+    w->seq.begin += first;
+    w->length = (int)(last ? w->seq.length - first : tokens);
+    w->chunks = (w->length + CHUNK - 1) / CHUNK;
+    w->rows = rows;
+    w->exit = (rows == RESPONSE ? g->transition : g->entry) + (index * r->HV + w->h) * image;
+    w->exit_is_f32 = 1;
+    if (first == 0) {
+        w->entry = state_image(&r->initial_state, slot, w->h);
+        w->entry_is_f32 = r->initial_state.is_f32;
+        if (last) {
+            w->exit = state_image(&r->final_state, slot, w->h);
+            w->exit_is_f32 = r->final_state.is_f32;
+        }
+        return;
+    }
+    if (last && !r->final_state.data)
+        w->exit = (void *)0;
+    const int64_t row = (w->seq.batch * r->sequences.T + w->seq.begin) * r->HV + w->h;
+    if (rows == RESPONSE) {
+        w->out = g->response + row * TILE_K;
+        w->stride = TILE_K * r->HV;
+    }
+    w->rest = g->rest + row * TILE_K;
+}
+
 /* Finds an item. Without chunks and exit there is nothing to do but, maybe, padding. */
 static __device__ __forceinline__ void find_item(const struct fkda_forward_sm90_args *a,
                                                  struct head *w, int64_t item, enum pass pass)
 {
     const struct fkda_recurrence_args *r = &a->recurrence;
     const struct fkda_segments *g = &a->segments;
-    const unsigned pair = (unsigned)(pass == SUMMARIES ? item / 2 : item);
-    const int64_t index = pair / (unsigned)r->HV; /* of the sequence, or the segment's slot */
+    enum rows rows = OUT;
+    int64_t first = 0; /* token of the sequence */
+    if (pass == SEGMENTS) {
+        const int64_t pairs = a->items / 2;
+        /* items with nothing to do, responses of first segments, come last where there is one
+         * sequence: no SM waits for them */
+        rows = item < pairs ? FORCED : RESPONSE;
+        item = rows == RESPONSE ? a->items - 1 - item : item;
+    }
+    const int64_t index = (unsigned)item / (unsigned)r->HV; /* of the sequence, or segment's slot */
     const int64_t tokens = (int64_t)CHUNK * g->chunks;
     const int64_t n = pass == WHOLE
                           ? index
                           : sequence_of_piece(&r->sequences, index, (int)tokens, g->per_sequence);
     const int64_t slot = r->state_indices.data ? load_index(&r->state_indices, n) : n;
-    int64_t first = 0; /* token of the sequence */
-    w->h = (int)(pair % (unsigned)r->HV);
+    w->h = (int)((unsigned)item % (unsigned)r->HV);
     w->seq = sequence_at(&r->sequences, n);
-    int64_t length = w->seq.length;
-    if (pass != WHOLE) {
+    if (pass == SEGMENTS) {
         first = (index - piece_base(&r->sequences, n, (int)tokens, g->per_sequence)) * tokens;
-        if (first < 0 || (first > 0 && first >= length))
+        if (first < 0 || (first > 0 && first >= w->seq.length) || (first == 0 && rows == RESPONSE))
             return;
-        length -= first;
-        length = length > tokens ? tokens : length;
+        if (first == 0)
+            rows = OUT;
     }
-    const bool last = first + length == w->seq.length;
-    w->seq.begin += first;
-    w->length = (int)length;
+    w->stride = r->out.stride_t;
     w->out = (uint16_t *)r->out.data + w->seq.batch * r->out.stride_b +
-             w->seq.begin * r->out.stride_t + w->h * r->out.stride_h;
-    w->entry_is_f32 = w->exit_is_f32 = 1;
-    const int64_t image = (index * r->HV + w->h) * TILE_K * TILE_K;
+             (w->seq.begin + first) * w->stride + w->h * r->out.stride_h;
     if (slot < 0 || slot >= r->num_slots) {
-        w->padding = 1;
+        const int64_t left = w->seq.length - first;
+        w->length = (int)(pass == SEGMENTS && left > tokens ? tokens : left);
+        w->padding = rows != RESPONSE;
         return;
     }
-    if (pass == SUMMARIES) { /* the last segment's are not needed, nor what takes a zero state */
-        w->from_identity = (int)(item % 2);
-        if (last || (w->from_identity && first == 0 && !r->initial_state.data))
-            return;
-        w->exit = (w->from_identity ? g->transition : g->entry) + image;
-        w->chunks = (w->length + CHUNK - 1) / CHUNK;
+    if (pass == SEGMENTS) {
+        find_segment(a, w, index, first, slot, rows);
         return;
     }
+    w->length = (int)w->seq.length;
     w->chunks = (w->length + CHUNK - 1) / CHUNK;
-    w->entry = g->entry + image;
-    if (pass == WHOLE) {
-        w->entry = state_image(&r->initial_state, slot, w->h);
-        w->entry_is_f32 = r->initial_state.is_f32;
-    }
-    w->exit = last ? state_image(&r->final_state, slot, w->h) : (void *)0;
+    w->entry = state_image(&r->initial_state, slot, w->h);
+    w->entry_is_f32 = r->initial_state.is_f32;
+    w->exit = state_image(&r->final_state, slot, w->h);
     w->exit_is_f32 = r->final_state.is_f32;
 }
 
@@ -492,7 +531,7 @@ static __device__ __forceinline__ void forward(const struct fkda_forward_sm90_ar
             s->total = total;
             for (int i = 0; i < RING; i++) {
                 /* who starts their copies; the prepare warps */
-                mbarrier_init(&s->raw_full[i], pass == SUMMARIES ? 2 : 3);
+                mbarrier_init(&s->raw_full[i], 3);
                 mbarrier_init(&s->raw_empty[i], 4 * WARP_ARRIVALS);
                 mbarrier_init(&s->full[i], 4 * WARP_ARRIVALS + 1); /* prepare warps; copy of v */
                 mbarrier_init(&s->solved[i], WARP_ARRIVALS);       /* the warp that made T */
@@ -517,13 +556,12 @@ static __device__ __forceinline__ void forward(const struct fkda_forward_sm90_ar
     }
     fence_proxy_async();
     __syncthreads(); /* heads, zeros and barriers are there */
-    if (pass != SUMMARIES)
-        for (int item = 0; item < items; item++)
-            if (s->heads[item].padding)
-                clear_output(&a->recurrence, &s->heads[item]);
+    for (int item = 0; item < items; item++)
+        if (s->heads[item].padding)
+            clear_output(&a->recurrence, &s->heads[item]);
     if (threadIdx.x >= 2 * ROLE_THREADS) {
         setmaxnreg_dec(PREPARE_REGISTERS);
-        prepare_chunks(a, s, pass);
+        prepare_chunks(a, s);
     } else {
         setmaxnreg_inc(STATE_REGISTERS);
         walk_states(a, s, pass);
@@ -539,5 +577,4 @@ static __device__ __forceinline__ void forward(const struct fkda_forward_sm90_ar
     }
 
 DEFINE_FORWARD(forward, WHOLE)
-DEFINE_FORWARD(summaries, SUMMARIES)
 DEFINE_FORWARD(segments, SEGMENTS)

@@ -62,24 +62,32 @@ struct workshop {
 
 /* What a launch does; a literal in each kernel. */
 enum pass {
-    WHOLE,     /* sequences from their initial to their final states */
-    SUMMARIES, /* segments from zero with their v, and from the identity without: no q, no output */
-    SEGMENTS   /* segments from the states that enter them */
+    WHOLE,   /* sequences from their initial to their final states */
+    SEGMENTS /* the first segments of sequences, the forced and the free response of the others */
+};
+
+/* What an item writes. */
+enum rows {
+    OUT,     /* rows of out */
+    FORCED,  /* those of a segment that starts from zero, in two bf16 terms: in out and in `rest` */
+    RESPONSE /* fp16, what each row of the identity, as the state, would add to them: v counts as 0
+                and the scale is left out */
 };
 
 /* An item of a block's work: a sequence or a segment of one, and a head. */
 struct head {
     struct sequence seq;
-    uint16_t *out;
-    const void *entry; /* state image; NULL: see from_identity */
+    uint16_t *out, *rest;
+    int64_t stride;    /* of out's rows, where they may be others than out's: SEGMENTS */
+    const void *entry; /* state image; NULL: zero, or the identity of a RESPONSE */
     void *exit;        /* NULL: not wanted */
     int h, hk;         /* value head; key head */
     int length, chunks;
     int begun; /* chunks of the block's items before */
     int entry_is_f32, exit_is_f32;
-    int from_identity; /* the state starts as 1, and v counts as 0 */
-    int padding;       /* output rows are zero, and that is all; no chunks */
-    float slope;       /* of the gate */
+    enum rows rows;
+    int padding; /* output rows are zero, and that is all; no chunks */
+    float slope; /* of the gate */
 };
 
 struct shared {

@@ -80,11 +80,10 @@ static __device__ __forceinline__ void sum_gates(float G[8][4], float total[4],
 static __device__ __forceinline__ void make_rows(struct raw *raw, struct chunk *out,
                                                  const struct workshop *shop, float G[8][4],
                                                  const float before[4], const float after[4],
-                                                 int thread, int narrow, enum pass pass)
+                                                 int thread, int narrow)
 {
     const int warp = thread / 32, lane = thread % 32;
     const float *inverse = shop->inverse + 8 * warp;
-    const bool with_q = pass != SUMMARIES;
     enum { Q = 128 * CHUNK, G_ROWS = 2 * Q, KR = 2 * Q, REST = 3 * Q }; /* after those of k */
     const int half = lane / 16;
     int piece = 16 * (lane % 16 / 2) + 8 * (lane % 2);
@@ -92,10 +91,8 @@ static __device__ __forceinline__ void make_rows(struct raw *raw, struct chunk *
     char *to = out->rows[0][8 * warp] + CHUNK_HALF * half;
     /* loads stay one token ahead of the stores, past which the compiler does not move them */
     uint2 next_k = *(const uint2 *)(from + piece);
-    uint2 next_q = make_uint2(0, 0);
-    if (with_q)
-        next_q = *(const uint2 *)(from + piece + Q);
-        /* twice four tokens: the code of eight does not fit the instruction cache */
+    uint2 next_q = *(const uint2 *)(from + piece + Q);
+    /* twice four tokens: the code of eight does not fit the instruction cache */
 #pragma unroll 1
     for (int turn = 0; turn < 2; turn++) {
         float inverses_k[4], inverses_q[4];
@@ -111,8 +108,7 @@ static __device__ __forceinline__ void make_rows(struct raw *raw, struct chunk *
             if (i < 3 || turn == 0) {
                 const int next = (piece ^ 16 * (i + 1)) + 128 * (i + 1);
                 next_k = *(const uint2 *)(from + next);
-                if (with_q)
-                    next_q = *(const uint2 *)(from + next + Q);
+                next_q = *(const uint2 *)(from + next + Q);
             }
 #pragma unroll
             for (int d = 0; d < 4; d++) {
@@ -123,8 +119,7 @@ static __device__ __forceinline__ void make_rows(struct raw *raw, struct chunk *
                 qd[d] = q[d] * inverse_q * up;
             }
             *(uint2 *)(from + at) = narrow ? pack_f16(kd) : pack_bf16(kd);
-            if (with_q)
-                *(uint2 *)(from + at + Q) = narrow ? pack_f16(qd) : pack_bf16(qd);
+            *(uint2 *)(from + at + Q) = narrow ? pack_f16(qd) : pack_bf16(qd);
             *(uint2 *)(from + at + G_ROWS) = narrow ? pack_f16(ki) : pack_bf16(ki);
 #pragma unroll
             for (int d = 0; d < 4; d++) {
@@ -136,8 +131,7 @@ static __device__ __forceinline__ void make_rows(struct raw *raw, struct chunk *
                 ki[d] = high;
             }
             *(uint2 *)(to + at) = pack_f16(kd);
-            if (with_q)
-                *(uint2 *)(to + at + Q) = pack_f16(qd);
+            *(uint2 *)(to + at + Q) = pack_f16(qd);
             *(uint2 *)(to + at + KR) = pack_f16(ki);
             *(uint2 *)(to + at + REST) = pack_f16(rest);
         }
@@ -157,7 +151,7 @@ static __device__ __forceinline__ void make_rows(struct raw *raw, struct chunk *
  * accurate and holds where no channel decays by more than 2^-NARROW_LOG2 in either tile. */
 static __device__ __forceinline__ int make_factors(struct raw *raw, struct chunk *out,
                                                    const struct workshop *shop, float G[8][4],
-                                                   int thread, int normed, enum pass pass)
+                                                   int thread, int normed)
 {
     const int warp = thread / 32, lane = thread % 32;
     float before[4], after[4], least = 0.0f;
@@ -187,9 +181,9 @@ static __device__ __forceinline__ int make_factors(struct raw *raw, struct chunk
     /* the same in all four warps, whose product it is: each has seen every channel's totals */
     const int narrow = normed && __all_sync(~0u, least >= -NARROW_LOG2);
     if (narrow)
-        make_rows(raw, out, shop, G, before, after, rederive(thread), 1, pass);
+        make_rows(raw, out, shop, G, before, after, rederive(thread), 1);
     else
-        make_rows(raw, out, shop, G, before, after, rederive(thread), 0, pass);
+        make_rows(raw, out, shop, G, before, after, rederive(thread), 0);
     return narrow;
 }
 
@@ -228,7 +222,7 @@ static __device__ __forceinline__ void store_p(char *p, int row, int column, flo
  * the blocks of 8 x 8 from the diagonal down; the others stay zero. */
 static __device__ __forceinline__ void store_products(const float d[16], struct workshop *shop,
                                                       struct chunk *out, float beta, int warp,
-                                                      int lane, enum pass pass)
+                                                      int lane)
 {
     const int g = lane / 4, t = lane % 4;
     if (warp < 2) {
@@ -242,19 +236,17 @@ static __device__ __forceinline__ void store_products(const float d[16], struct 
                 *(float2 *)(to + 8 * A_PITCH * r + 8 * j) =
                     make_float2(b * d[4 * j + 2 * r], b * d[4 * j + 2 * r + 1]);
         }
-    } else if (pass != SUMMARIES) {
-        if (warp == 2) {
-            store_p(out->p, 0, 0, d[0], d[1], 1, lane);
-            store_p(out->p, 8, 0, d[2], d[3], 0, lane);
-            store_p(out->p, 8, 8, d[6], d[7], 1, lane);
-        } else {
+    } else if (warp == 2) {
+        store_p(out->p, 0, 0, d[0], d[1], 1, lane);
+        store_p(out->p, 8, 0, d[2], d[3], 0, lane);
+        store_p(out->p, 8, 8, d[6], d[7], 1, lane);
+    } else {
 #pragma unroll
-            for (int j = 0; j < 3; j++) {
-                store_p(out->p, 16, 8 * j, d[4 * j], d[4 * j + 1], j == 2, lane);
-                store_p(out->p, 24, 8 * j, d[4 * j + 2], d[4 * j + 3], 0, lane);
-            }
-            store_p(out->p, 24, 24, d[14], d[15], 1, lane);
+        for (int j = 0; j < 3; j++) {
+            store_p(out->p, 16, 8 * j, d[4 * j], d[4 * j + 1], j == 2, lane);
+            store_p(out->p, 24, 8 * j, d[4 * j + 2], d[4 * j + 3], 0, lane);
         }
+        store_p(out->p, 24, 24, d[14], d[15], 1, lane);
     }
 }
 

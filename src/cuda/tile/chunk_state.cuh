@@ -50,17 +50,18 @@ static __device__ __forceinline__ int row_of_lane(int lane)
     return 2 * (lane / 2 % 4) + lane / 8 % 2 + lane / 16 * 8;
 }
 
-/* The warp's 16 channels of out, whose lanes hold tokens of one channel, become rows in v's place.
- */
+/* The warp's 16 channels of out, whose lanes hold tokens of one channel, become rows of bf16 or fp16
+ * in v's place. */
 static __device__ __forceinline__ void turn_rows(uint4 x[2], char *rows, const float o[16],
-                                                 int warp, int lane)
+                                                 int warp, int lane, int f16)
 {
 #pragma unroll
     for (int j = 0; j < 4; j += 2) {
         uint32_t y[4];
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            y[i] = cvt_rn_bf16x2(o[4 * j + 2 * i], o[4 * j + 2 * i + 1]);
+            y[i] = f16 ? cvt_rn_f16x2(o[4 * j + 2 * i], o[4 * j + 2 * i + 1])
+                       : cvt_rn_bf16x2(o[4 * j + 2 * i], o[4 * j + 2 * i + 1]);
         const int token = 8 * (j + lane / 16) + lane % 8;
         stmatrix_x4_trans(rows + swizzled(token, 2 * warp + lane / 8 % 2), y);
     }
@@ -68,6 +69,17 @@ static __device__ __forceinline__ void turn_rows(uint4 x[2], char *rows, const f
     const int token = row_of_lane(lane);
     x[0] = *(const uint4 *)(rows + swizzled(token, 2 * warp + lane % 2));
     x[1] = *(const uint4 *)(rows + swizzled(token + 16, 2 * warp + lane % 2));
+}
+
+/* What bf16 leaves of o. */
+static __device__ __forceinline__ void take_bf16(float o[16])
+{
+#pragma unroll
+    for (int j = 0; j < 16; j += 2) {
+        const uint32_t pair = cvt_rn_bf16x2(o[j], o[j + 1]);
+        o[j] -= bf16_low(pair);
+        o[j + 1] -= bf16_high(pair);
+    }
 }
 
 static __device__ __forceinline__ void set_identity(struct walker *x, int row, int t)
