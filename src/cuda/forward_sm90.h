@@ -21,17 +21,17 @@ struct fkda_forward_sm90_args {
     int items_per_block; /* <= MOST_BLOCK_ITEMS */
 };
 
-enum { JOIN_THREADS = 128 };
+enum { JOIN_THREADS = 256 };
 
 /* A segment and head is `shares` blocks of join_sm90.cu. */
 struct fkda_join_args {
     struct fkda_segments segments;
-    struct fkda_cuda_view out; /* [B, T, HV, 128] bf16, updated */
+    struct fkda_cuda_view out; /* [B, T, HV, 128] bf16, written */
     struct fkda_cuda_sequences sequences;
     struct fkda_cuda_index state_indices; /* [N]; absent: slot n for sequence n */
     int64_t num_slots;                    /* of the pool; sequences of others are left alone */
     float scale;
-    int32_t HV, shares, share_tokens;
+    int32_t HV, shares, share_chunks;
 };
 
 #endif

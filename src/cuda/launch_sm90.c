@@ -135,8 +135,7 @@ static cudaError_t join(const struct fkda_recurrence_args *r, const struct fkda_
                         int num_sms, cudaStream_t stream)
 {
     const int64_t pairs = segments->slots * r->HV;
-    const int tokens = SEGMENT_CHUNK_TOKENS * segments->chunks;
-    const int shares = fkda_cuda_choose_join_shares(pairs, tokens, num_sms);
+    const int shares = fkda_cuda_choose_join_shares(pairs, segments->chunks, num_sms);
     struct fkda_join_args args = {
         .segments = *segments,
         .out = r->out,
@@ -146,7 +145,7 @@ static cudaError_t join(const struct fkda_recurrence_args *r, const struct fkda_
         .scale = r->scale,
         .HV = r->HV,
         .shares = shares,
-        .share_tokens = (tokens + shares - 1) / shares,
+        .share_chunks = (segments->chunks + shares - 1) / shares,
     };
     void *params[] = {&args};
     const dim3 grid = {(unsigned)(pairs * shares), 1, 1}, block = {JOIN_THREADS, 1, 1};

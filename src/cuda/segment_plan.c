@@ -38,11 +38,10 @@ int fkda_cuda_choose_combine_rows(int64_t chains, int num_sms)
     return chains * (TILE_K / 8) <= num_sms ? 8 : 16;
 }
 
-int fkda_cuda_choose_join_shares(int64_t pairs, int64_t tokens, int num_sms)
+int fkda_cuda_choose_join_shares(int64_t pairs, int64_t chunks, int num_sms)
 {
-    const int64_t wanted = divide_up(3 * (int64_t)num_sms, pairs);
-    const int64_t most = divide_up(tokens, 64); /* a turn of four warps */
-    return (int)(wanted < most ? wanted : most);
+    const int64_t wanted = divide_up(2 * (int64_t)num_sms, pairs);
+    return (int)(wanted < chunks ? wanted : chunks);
 }
 
 /* Blocks run in rounds of one for each SM. */
@@ -141,7 +140,6 @@ struct fkda_segments fkda_cuda_plan_segments(int64_t T, int64_t N, int varlen, i
         return (struct fkda_segments){0};
     return (struct fkda_segments){
         .chunks = chunks,
-        .tokens = varlen ? T : N * T,
         .per_sequence = fkda_cuda_segments_of(T, tokens),
         .slots = fkda_cuda_segment_slots(T, N, varlen, tokens),
     };
@@ -151,20 +149,22 @@ enum { SEGMENT_ALIGNMENT = 256, IMAGE_ITEMS = TILE_K * TILE_K };
 
 size_t fkda_cuda_segment_bytes(const struct fkda_segments *segments, int64_t HV)
 {
-    const size_t images = 2 * (size_t)(segments->slots * HV) * IMAGE_ITEMS * sizeof(float);
-    const size_t rows = 2 * (size_t)(segments->tokens * HV) * TILE_K * sizeof(uint16_t);
-    return images ? images + rows + SEGMENT_ALIGNMENT - 1 : 0;
+    const size_t pairs = (size_t)(segments->slots * HV);
+    const size_t chunk = RESPONSE_BYTES + FORCED_BYTES;
+    const size_t bytes =
+        pairs * (2 * IMAGE_ITEMS * sizeof(float) + (size_t)segments->chunks * chunk);
+    return bytes ? bytes + SEGMENT_ALIGNMENT - 1 : 0;
 }
 
 void fkda_cuda_place_segments(struct fkda_segments *segments, int64_t HV, void *workspace)
 {
     const uintptr_t at = (uintptr_t)workspace;
     const uintptr_t skip = (SEGMENT_ALIGNMENT - at % SEGMENT_ALIGNMENT) % SEGMENT_ALIGNMENT;
-    const int64_t images = segments->slots * HV * IMAGE_ITEMS;
+    const int64_t pairs = segments->slots * HV;
     segments->entry = (float *)(void *)((char *)workspace + skip);
-    segments->transition = segments->entry + images;
-    segments->response = (uint16_t *)(segments->transition + images);
-    segments->rest = segments->response + segments->tokens * HV * TILE_K;
+    segments->transition = segments->entry + pairs * IMAGE_ITEMS;
+    segments->response = (char *)(segments->transition + pairs * IMAGE_ITEMS);
+    segments->forced = segments->response + pairs * segments->chunks * RESPONSE_BYTES;
 }
 
 size_t fkda_cuda_most_segment_bytes(int64_t T, int64_t N, int64_t HV, int varlen)

@@ -74,7 +74,7 @@ int64_t fkda_cuda_segment_slots(int64_t T, int64_t N, int varlen, int64_t segmen
  * of its own, although all read the whole of M. */
 int fkda_cuda_choose_combine_rows(int64_t chains, int num_sms);
 
-/* Blocks that share a segment of so many tokens in the join step, of `pairs` segments and heads. */
-int fkda_cuda_choose_join_shares(int64_t pairs, int64_t tokens, int num_sms);
+/* Blocks that share a segment of so many chunks in the join step, of `pairs` segments and heads. */
+int fkda_cuda_choose_join_shares(int64_t pairs, int64_t chunks, int num_sms);
 
 #endif

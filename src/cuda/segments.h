@@ -11,18 +11,25 @@ enum {
 
 /* Sequences cut into segments of `chunks` chunks from their start, so that few heads fill the
  * device. Segment i of sequence n has slot base(n) + i, where base is n per_sequence, or for varlen
- * cu_seqlens[n] / (32 chunks) + n. Images are fp32 [slots][HV][V, 128]. Rows are 128 items for each
- * token and value head, [B][T][HV]; those of first segments are not used. */
+ * cu_seqlens[n] / (32 chunks) + n. Images of states are fp32 [slots][HV][V, 128]; those of outputs
+ * are there for each chunk, [slots][HV][chunks], except of first segments:
+ *
+ *     response  [32 tokens][128 rows of the identity] fp16, RESPONSE_BYTES; the 16-byte pieces of a
+ *               token permuted by token % 8, so that ldmatrix meets no bank twice
+ *     forced    fp32 without their last 8 bits, FORCED_BYTES: what the thread of the state
+ *               warpgroups has in its accumulators, [3][256 threads]{ 16 bytes }: see pack_forced()
+ */
 struct fkda_segments {
     int32_t chunks;       /* 0: sequences are whole */
     int64_t per_sequence; /* dense: ceil(T / (32 chunks)) */
     int64_t slots;
-    int64_t tokens;     /* of all sequences */
-    float *entry;       /* where a segment takes a zero state; then the state that enters it. Of a
-                           first segment: where it takes the initial state */
-    float *transition;  /* where a segment takes the identity, in the order of transition.cuh */
-    uint16_t *response; /* rows, fp16: out of the identity */
-    uint16_t *rest;     /* rows, bf16: what is left of out, itself bf16, from a zero state */
+    float *entry;      /* where a segment takes a zero state; then the state that enters it. Of a
+                          first segment: where it takes the initial state */
+    float *transition; /* where a segment takes the identity, in the order of transition.cuh */
+    char *response;    /* out of the identity, without scale */
+    char *forced;      /* out of a zero state */
 };
+
+enum { RESPONSE_BYTES = 32 * 128 * 2, FORCED_BYTES = 32 * 128 * 3 };
 
 #endif

@@ -332,39 +332,39 @@ static __device__ __forceinline__ void walk_chunk(const struct fkda_forward_sm90
     wgmma_commit();
     wgmma_wait(1);
     wgmma_pin_f32(o, 16);
-    const float scale = rows_are == RESPONSE ? 1.0f : r->scale; /* join() scales it */
+    const float scale = rows_are == RESPONSE ? 1.0f : r->scale; /* join scales it */
     const float down[2] = {scale * exp2_int(-x->f[0]), scale * exp2_int(-x->f[1])};
 #pragma unroll
     for (int j = 0; j < 16; j++)
         o[j] *= down[j % 4 / 2];
-    uint4 rows[2], rest[2];
-    if (pass != WHOLE && rows_are == RESPONSE)
+    uint4 rows[3];
+    if (pass == SEGMENTS && rows_are == FORCED)
+        pack_forced(rows, o);
+    else if (pass == SEGMENTS && rows_are == RESPONSE)
         turn_rows(rows, chunk->v[group][0], o, warp, lane, 1);
     else
         turn_rows(rows, chunk->v[group][0], o, warp, lane, 0);
-    if (pass != WHOLE && rows_are == FORCED) {
-        take_bf16(o);
-        __syncwarp(); /* the rows are read */
-        turn_rows(rest, chunk->v[group][0], o, warp, lane, 0);
-    }
     fence_proxy_async(); /* v's place is the copy engine's next */
     wgmma_wait(0);
     wgmma_pin_f32(&x->s[0][0], 4 * GROUPS);
     mbarrier_arrive_warp(&s->empty[at.place], lane);
-    const int token = row_of_lane(lane), channel = HALF_K * group + 16 * warp + 8 * (lane % 2);
-    const int64_t stride = pass == WHOLE ? r->out.stride_t : w->stride;
-    uint16_t *const out = w->out + (first + token) * stride + channel;
-    if (token < count)
-        st_global_u32x4(out, rows[0]);
-    if (token + 16 < count)
-        st_global_u32x4(out + 16 * stride, rows[1]);
-    if (pass != WHOLE && rows_are == FORCED) {
-        const int64_t row = TILE_K * r->HV;
-        uint16_t *const to = w->rest + (first + token) * row + channel;
+    const int token = row_of_lane(lane), piece = 8 * group + 2 * warp + lane % 2;
+    if (pass == SEGMENTS && rows_are == FORCED) {
+        char *const to = w->images + first / CHUNK * (int64_t)FORCED_BYTES + 16 * thread;
+#pragma unroll
+        for (int i = 0; i < 3; i++)
+            st_global_u32x4(to + FORCED_BYTES / 3 * i, rows[i]);
+    } else if (pass == SEGMENTS && rows_are == RESPONSE) {
+        char *const to = w->images + first / CHUNK * (int64_t)RESPONSE_BYTES +
+                         response_at(token, piece);
+        st_global_u32x4(to, rows[0]);
+        st_global_u32x4(to + RESPONSE_BYTES / 2, rows[1]);
+    } else {
+        uint16_t *const out = w->out + (first + token) * r->out.stride_t + 8 * piece;
         if (token < count)
-            st_global_u32x4(to, rest[0]);
+            st_global_u32x4(out, rows[0]);
         if (token + 16 < count)
-            st_global_u32x4(to + 16 * row, rest[1]);
+            st_global_u32x4(out + 16 * r->out.stride_t, rows[1]);
     }
 }
 
@@ -419,7 +419,7 @@ static __device__ __forceinline__ void clear_output(const struct fkda_recurrence
 }
 
 /* What of the output a segment writes, and where its state comes from and goes to. The first one of
- * a sequence has the true state. The others have two items each, whose rows join() adds up. */
+ * a sequence has the true state. The others have two items each, which join adds up. */
 static __device__ __forceinline__ void find_segment(const struct fkda_forward_sm90_args *a,
                                                     struct head *w, int64_t index, int64_t first,
                                                     int64_t slot, enum rows rows)
@@ -445,12 +445,9 @@ static __device__ __forceinline__ void find_segment(const struct fkda_forward_sm
     }
     if (last && !r->final_state.data)
         w->exit = (void *)0;
-    const int64_t row = (w->seq.batch * r->sequences.T + w->seq.begin) * r->HV + w->h;
-    if (rows == RESPONSE) {
-        w->out = g->response + row * TILE_K;
-        w->stride = TILE_K * r->HV;
-    }
-    w->rest = g->rest + row * TILE_K;
+    const int64_t chunk = (index * r->HV + w->h) * g->chunks;
+    w->images = rows == RESPONSE ? g->response + chunk * RESPONSE_BYTES
+                                 : g->forced + chunk * FORCED_BYTES;
 }
 
 /* Finds an item. Without chunks and exit there is nothing to do but, maybe, padding. */
@@ -483,9 +480,8 @@ static __device__ __forceinline__ void find_item(const struct fkda_forward_sm90_
         if (first == 0)
             rows = OUT;
     }
-    w->stride = r->out.stride_t;
     w->out = (uint16_t *)r->out.data + w->seq.batch * r->out.stride_b +
-             (w->seq.begin + first) * w->stride + w->h * r->out.stride_h;
+             (w->seq.begin + first) * r->out.stride_t + w->h * r->out.stride_h;
     if (slot < 0 || slot >= r->num_slots) {
         const int64_t left = w->seq.length - first;
         w->length = (int)(pass == SEGMENTS && left > tokens ? tokens : left);

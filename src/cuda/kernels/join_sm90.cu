@@ -1,36 +1,30 @@
 /* join_sm90.cu: what the state that enters a segment adds to its output, in a split forward.
  *
- *     out_t = (what the segment makes of a zero state)_t + scale S response_t
+ *     out_t = forced_t + scale S response_t
  *
- * The segment's own part is there in two bf16 terms, out and `rest`. S f and the responses are fp16,
- * f a power of two for each value channel; sums are fp32. A block takes a share of a segment of one
- * value head, 16 tokens a warp and turn: tokens are the rows of the left operand, value channels the
- * columns of the right one. Inner indices may come in any order, so a lane loads 8 of them at once;
- * and columns 2t, 2t + 1 of two tiles of 8 are the channels 4t .. 4t + 3 of 16, which lie together.
+ * forced is what the segment makes of a zero state, response_t what it makes of each row of the
+ * identity (segments.h). S f and the responses are fp16, f a power of two for each value channel, and
+ * sums are fp32, as where the fused kernel multiplies S by Qd. A block takes some chunks of a segment
+ * of one value head; a warp has 16 value channels of them, whose rows of S stay in its registers.
  * For a split forward, so on sm_90 only; launched by launch_sm90.c.
  */
-#include "cuda/forward_sm90.h"
-#include "cuda/ptx/global_access.cuh"
-#include "cuda/ptx/mma.cuh"
-#include "cuda/tile/bf16.cuh"
-#include "cuda/tile/state_steps.cuh"
+#include "cuda/tile/chunk_state.cuh"
 
 enum {
-    WARPS = JOIN_THREADS / 32,
-    PIECE = 8,           /* fp16 items of 16 bytes */
-    LARGEST_LOG2 = 14,   /* of S f */
-    BLOCKS = TILE_K / 16 /* of value channels */
+    PLACES = 4,     /* of responses in shared memory */
+    TARGET_LOG2 = 11 /* |S| f is below twice 2^this */
 };
 
 struct join_shared {
-    uint16_t s[TILE_K][TILE_K]; /* S f, fp16; odd rows have their pieces 4 further on (xor) */
-    float up[TILE_K];           /* scale / f */
+    char response[PLACES][RESPONSE_BYTES];
+    char out[2][CHUNK][128]; /* as struct chunk has it */
+    uint64_t full[PLACES];   /* the responses are there */
 };
 
 /* What a block has to do. */
 struct share {
+    const char *response, *forced; /* of its first chunk */
     const float *entry;
-    const uint16_t *response, *rest; /* of its first token */
     uint16_t *out;
     int tokens; /* 0: nothing */
 };
@@ -39,121 +33,137 @@ static __device__ __forceinline__ struct share find_share(const struct fkda_join
 {
     struct share x = {0};
     const struct fkda_segments *g = &a->segments;
-    const unsigned pair = blockIdx.x / (unsigned)a->shares, share = blockIdx.x % (unsigned)a->shares;
+    const unsigned pair = blockIdx.x / (unsigned)a->shares;
+    const int first_chunk = (int)(blockIdx.x % (unsigned)a->shares) * a->share_chunks;
     const int64_t index = pair / (unsigned)a->HV, h = pair % (unsigned)a->HV;
-    const int tokens = SEGMENT_CHUNK_TOKENS * g->chunks;
+    const int tokens = CHUNK * g->chunks;
     const int64_t n = sequence_of_piece(&a->sequences, index, tokens, g->per_sequence);
     const int64_t slot = a->state_indices.data ? load_index(&a->state_indices, n) : n;
     const struct sequence seq = sequence_at(&a->sequences, n);
     const int64_t segment =
         (index - piece_base(&a->sequences, n, tokens, g->per_sequence)) * tokens;
-    const int64_t first = segment + (int64_t)a->share_tokens * share;
-    int64_t end = segment + tokens;
-    end = end < seq.length ? end : seq.length;
-    end = end < first + a->share_tokens ? end : first + a->share_tokens;
-    if (segment <= 0 || first >= end || slot < 0 || slot >= a->num_slots)
-        return x; /* a first segment's output is whole */
-    const int64_t token = seq.begin + first;
-    const int64_t row = ((seq.batch * a->sequences.T + token) * a->HV + h) * TILE_K;
+    const int64_t first = CHUNK * first_chunk, token = seq.begin + segment + first;
+    const int64_t left = seq.length - segment, most = left < tokens ? left : tokens;
+    if (segment <= 0 || first >= most || slot < 0 || slot >= a->num_slots)
+        return x; /* the output of a first segment is whole */
+    const int64_t chunk = (index * a->HV + h) * g->chunks + first_chunk;
+    x.response = g->response + chunk * RESPONSE_BYTES;
+    x.forced = g->forced + chunk * FORCED_BYTES;
     x.entry = g->entry + (index * a->HV + h) * TILE_K * TILE_K;
-    x.response = g->response + row;
-    x.rest = g->rest + row;
     x.out = (uint16_t *)a->out.data + seq.batch * a->out.stride_b + token * a->out.stride_t +
             h * a->out.stride_h;
-    x.tokens = (int)(end - first);
+    x.tokens = (int)(most - first < CHUNK * a->share_chunks ? most - first
+                                                            : CHUNK * a->share_chunks);
     return x;
 }
 
-/* A warp takes every WARPS-th row of S; a lane, four of its items. */
-static __device__ __forceinline__ void load_entry(struct join_shared *s, const float *entry,
-                                                  float scale)
+static __device__ __forceinline__ void fetch_response(struct join_shared *s, const struct share *x,
+                                                      int chunk)
 {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-#pragma unroll 8
-    for (int row = warp; row < TILE_K; row += WARPS) {
-        const float4 x = *(const float4 *)(entry + row * TILE_K + 4 * lane);
-        const float m = fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
-        const int e = (int)(__reduce_max_sync(~0u, __float_as_uint(m)) >> 23) - 127;
-        const int wanted = LARGEST_LOG2 - e, f = wanted > 120 ? 120 : wanted;
-        const float down = exp2_int(f);
-        *(uint2 *)&s->s[row][4 * lane ^ row % 2 * 4 * PIECE] = make_uint2(
-            cvt_rn_f16x2(down * x.x, down * x.y), cvt_rn_f16x2(down * x.z, down * x.w));
-        if (lane == 0)
-            s->up[row] = scale * exp2_int(-f);
+    uint64_t *const full = &s->full[chunk % PLACES];
+    mbarrier_arrive_expect(full, RESPONSE_BYTES);
+    bulk_copy(s->response[chunk % PLACES], x->response + chunk * (int64_t)RESPONSE_BYTES,
+              RESPONSE_BYTES, full);
+}
+
+static __device__ __forceinline__ void load_forced(uint4 to[3], const struct share *x, int chunk)
+{
+#pragma unroll
+    for (int i = 0; i < 3; i++)
+        to[i] = ld_global_stream_u32x4(x->forced + chunk * (int64_t)FORCED_BYTES +
+                                       FORCED_BYTES / 3 * i + 16 * threadIdx.x);
+}
+
+/* The warp's rows of S as left operands, and scale / f of the lane's two. */
+static __device__ __forceinline__ void load_entry(uint32_t sf[STEPS][4], float up[2],
+                                                  const struct share *x, float scale)
+{
+    const int lane = threadIdx.x % 32;
+    const float no_values[2] = {0.0f, 0.0f};
+    struct walker w;
+    load_state(&w, x->entry, 1, 16 * (threadIdx.x / 32) + lane / 4, lane % 4);
+    rescale(&w, no_values, TARGET_LOG2);
+#pragma unroll
+    for (int step = 0; step < STEPS; step++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float *const pair = &w.s[2 * step + i / 2][2 * (i % 2)];
+            sf[step][i] = cvt_rn_f16x2(pair[0], pair[1]);
+        }
+    up[0] = scale * exp2_int(-w.f[0]);
+    up[1] = scale * exp2_int(-w.f[1]);
+}
+
+/* o' = S response' */
+static __device__ __forceinline__ void multiply(float o[16], const uint32_t sf[STEPS][4],
+                                                const char *response)
+{
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        o[i] = 0.0f;
+#pragma unroll
+    for (int step = 0; step < STEPS; step += 2)
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            uint32_t b[4];
+            ldmatrix_x4(b, response + response_at(8 * j + lane % 8, 2 * step + lane / 8));
+            mma_m16n8k16_f16(o + 4 * j, sf[step], b[0], b[1]);
+            mma_m16n8k16_f16(o + 4 * j, sf[step + 1], b[2], b[3]);
+        }
+}
+
+static __device__ __forceinline__ void join_chunks(const struct fkda_join_args *a,
+                                                   struct join_shared *s, const struct share *x)
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = warp / 4;
+    const int chunks = (x->tokens + CHUNK - 1) / CHUNK, token = row_of_lane(lane);
+    uint16_t *out = x->out + token * a->out.stride_t + 16 * warp + 8 * (lane % 2);
+    uint32_t sf[STEPS][4];
+    uint4 forced[3], next[3];
+    float up[2];
+    load_entry(sf, up, x, a->scale);
+    load_forced(next, x, 0);
+    for (int i = 0; i < chunks; i++) {
+        float o[16], f[16];
+#pragma unroll
+        for (int j = 0; j < 3; j++)
+            forced[j] = next[j];
+        if (i + 1 < chunks)
+            load_forced(next, x, i + 1);
+        mbarrier_wait(&s->full[i % PLACES], i / PLACES % 2);
+        multiply(o, sf, s->response[i % PLACES]);
+        unpack_forced(f, forced);
+#pragma unroll
+        for (int j = 0; j < 16; j++)
+            o[j] = fmaf(up[j % 4 / 2], o[j], f[j]);
+        uint4 rows[2];
+        turn_rows(rows, s->out[group][0], o, warp % 4, lane, 0);
+        if (CHUNK * i + token < x->tokens)
+            st_global_u32x4(out, rows[0]);
+        if (CHUNK * i + token + 16 < x->tokens)
+            st_global_u32x4(out + 16 * a->out.stride_t, rows[1]);
+        out += CHUNK * a->out.stride_t;
+        __syncthreads(); /* all warps have read the responses, and their rows of out */
+        if (threadIdx.x == 0 && i + PLACES < chunks)
+            fetch_response(s, x, i + PLACES);
     }
 }
 
-static __device__ __forceinline__ float add_rest(float x, float high, float rest)
-{
-    /* where `high` is infinite the rest is not a number */
-    return x + (high + (fabsf(rest) < INFINITY ? rest : 0.0f));
-}
-
-/* 16 tokens from `first` on, of which `count` exist; the lane's are g and g + 8. */
-static __device__ __forceinline__ void join_tokens(const struct fkda_join_args *a,
-                                                   const struct join_shared *s,
-                                                   const struct share *x, int first)
-{
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int64_t step = TILE_K * a->HV;
-    int64_t row[2];
-    uint4 response[2][4]; /* [token][32 inner indices] */
-    uint2 high[BLOCKS][2], rest[BLOCKS][2];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        row[r] = min(first + g + 8 * r, x->tokens - 1);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            response[r][i] =
-                ld_global_stream_u32x4(x->response + row[r] * step + 4 * PIECE * i + PIECE * t);
-#pragma unroll
-        for (int i = 0; i < BLOCKS; i++) {
-            high[i][r] = *(const uint2 *)(x->out + row[r] * a->out.stride_t + 16 * i + 4 * t);
-            rest[i][r] = ld_global_stream_u32x2(x->rest + row[r] * step + 16 * i + 4 * t);
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < BLOCKS; i++) {
-        float d[2][4] = {{0}}; /* [two of the four channels][token] */
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int channel = 16 * i + 4 * (g / 2) + g % 2 + 2 * half;
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const uint4 b =
-                    *(const uint4 *)&s->s[channel][(4 * j + t ^ channel % 2 * 4) * PIECE];
-                const uint32_t low[4] = {response[0][j].x, response[1][j].x, response[0][j].y,
-                                         response[1][j].y};
-                const uint32_t top[4] = {response[0][j].z, response[1][j].z, response[0][j].w,
-                                         response[1][j].w};
-                mma_m16n8k16_f16(d[half], low, b.x, b.y);
-                mma_m16n8k16_f16(d[half], top, b.z, b.w);
-            }
-        }
-        const float4 up = *(const float4 *)&s->up[16 * i + 4 * t];
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const uint2 y = high[i][r], z = rest[i][r];
-            const float o0 = add_rest(up.x * d[0][2 * r], bf16_low(y.x), bf16_low(z.x));
-            const float o1 = add_rest(up.y * d[0][2 * r + 1], bf16_high(y.x), bf16_high(z.x));
-            const float o2 = add_rest(up.z * d[1][2 * r], bf16_low(y.y), bf16_low(z.y));
-            const float o3 = add_rest(up.w * d[1][2 * r + 1], bf16_high(y.y), bf16_high(z.y));
-            if (first + g + 8 * r < x->tokens)
-                *(uint2 *)(x->out + row[r] * a->out.stride_t + 16 * i + 4 * t) =
-                    make_uint2(cvt_rn_bf16x2(o0, o1), cvt_rn_bf16x2(o2, o3));
-        }
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(JOIN_THREADS, 3)
+extern "C" __global__ void __launch_bounds__(JOIN_THREADS, 2)
     fkda_join_sm90(const __grid_constant__ struct fkda_join_args a)
 {
-    __shared__ struct join_shared s;
+    __shared__ __align__(128) struct join_shared s;
     const struct share x = find_share(&a);
     if (x.tokens == 0)
         return;
-    load_entry(&s, x.entry, a.scale);
-    __syncthreads(); /* S is there */
-    for (int first = 16 * (threadIdx.x / 32); first < x.tokens; first += 16 * WARPS)
-        join_tokens(&a, &s, &x, first);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < PLACES; i++)
+            mbarrier_init(&s.full[i], 1);
+        mbarrier_init_fence();
+        for (int i = 0; i < PLACES && CHUNK * i < x.tokens; i++)
+            fetch_response(&s, &x, i);
+    }
+    __syncthreads(); /* the barriers are there */
+    join_chunks(&a, &s, &x);
 }

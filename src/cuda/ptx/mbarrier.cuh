@@ -90,6 +90,16 @@ static __device__ __forceinline__ void tensor_copy_4d(void *shared, const void *
                  : "memory");
 }
 
+/* Copies bytes that lie together, both ends and their number multiples of 16. */
+static __device__ __forceinline__ void bulk_copy(void *shared, const void *from, uint32_t bytes,
+                                                 uint64_t *barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(shared_address(shared)),
+                 "l"(from), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+}
+
 /* Makes this thread's stores to shared memory visible to wgmma, which reads by another path. */
 static __device__ __forceinline__ void fence_proxy_async(void)
 {

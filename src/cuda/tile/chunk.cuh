@@ -69,16 +69,15 @@ enum pass {
 /* What an item writes. */
 enum rows {
     OUT,     /* rows of out */
-    FORCED,  /* those of a segment that starts from zero, in two bf16 terms: in out and in `rest` */
-    RESPONSE /* fp16, what each row of the identity, as the state, would add to them: v counts as 0
-                and the scale is left out */
+    FORCED,  /* what belongs there from a zero state: images for join (segments.h) */
+    RESPONSE /* from each row of the identity, v counting as 0 */
 };
 
 /* An item of a block's work: a sequence or a segment of one, and a head. */
 struct head {
     struct sequence seq;
-    uint16_t *out, *rest;
-    int64_t stride;    /* of out's rows, where they may be others than out's: SEGMENTS */
+    uint16_t *out;
+    char *images; /* FORCED, RESPONSE */
     const void *entry; /* state image; NULL: zero, or the identity of a RESPONSE */
     void *exit;        /* NULL: not wanted */
     int h, hk;         /* value head; key head */
@@ -166,6 +165,12 @@ static __device__ __forceinline__ int count_tokens(struct source x, int chunk)
 static __device__ __forceinline__ int swizzled(int row, int c)
 {
     return 128 * row + 16 * (c ^ row % 8);
+}
+
+/* Byte offset of a piece of the token's 256 bytes in an image of responses (segments.h). */
+static __device__ __forceinline__ int response_at(int token, int piece)
+{
+    return 256 * token + 16 * (piece ^ token % 8);
 }
 
 /* Byte offset of P's element, 32 x 32: tiles of 8 x 8, 128 bytes each. */

@@ -71,14 +71,36 @@ static __device__ __forceinline__ void turn_rows(uint4 x[2], char *rows, const f
     x[1] = *(const uint4 *)(rows + swizzled(token + 16, 2 * warp + lane % 2));
 }
 
-/* What bf16 leaves of o. */
-static __device__ __forceinline__ void take_bf16(float o[16])
+/* The accumulators of a chunk's output without their last bytes: two bytes each in x[0] and x[1],
+ * the third in x[2]. */
+static __device__ __forceinline__ void pack_forced(uint4 x[3], const float o[16])
 {
+    uint32_t high[8], third[4];
 #pragma unroll
-    for (int j = 0; j < 16; j += 2) {
-        const uint32_t pair = cvt_rn_bf16x2(o[j], o[j + 1]);
-        o[j] -= bf16_low(pair);
-        o[j + 1] -= bf16_high(pair);
+    for (int j = 0; j < 8; j++)
+        high[j] = __byte_perm(__float_as_uint(o[2 * j]), __float_as_uint(o[2 * j + 1]), 0x7632);
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        third[j] = __byte_perm(
+            __byte_perm(__float_as_uint(o[4 * j]), __float_as_uint(o[4 * j + 1]), 0x51),
+            __byte_perm(__float_as_uint(o[4 * j + 2]), __float_as_uint(o[4 * j + 3]), 0x51),
+            0x5410);
+    x[0] = make_uint4(high[0], high[1], high[2], high[3]);
+    x[1] = make_uint4(high[4], high[5], high[6], high[7]);
+    x[2] = make_uint4(third[0], third[1], third[2], third[3]);
+}
+
+/* The inverse; a last byte is taken to be as the third. */
+static __device__ __forceinline__ void unpack_forced(float o[16], const uint4 x[3])
+{
+    const uint32_t high[8] = {x[0].x, x[0].y, x[0].z, x[0].w, x[1].x, x[1].y, x[1].z, x[1].w};
+    const uint32_t third[4] = {x[2].x, x[2].y, x[2].z, x[2].w};
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        o[4 * j] = __uint_as_float(__byte_perm(high[2 * j], third[j], 0x1044));
+        o[4 * j + 1] = __uint_as_float(__byte_perm(high[2 * j], third[j], 0x3255));
+        o[4 * j + 2] = __uint_as_float(__byte_perm(high[2 * j + 1], third[j], 0x1066));
+        o[4 * j + 3] = __uint_as_float(__byte_perm(high[2 * j + 1], third[j], 0x3277));
     }
 }
 
