@@ -7,7 +7,11 @@
 #include "cuda/segments.h"
 #include "cuda/tile_image.h"
 
-enum { FORWARD_SM90_THREADS = 512, FORWARD_SM90_SHARED_BYTES = 227 * 1024 };
+enum {
+    FORWARD_SM90_THREADS = 512,
+    FORWARD_SM90_SHARED_BYTES = 227 * 1024,
+    ORDERED_SEQUENCES = 128 /* at most */
+};
 
 /* Tensors that the copy engine reads. */
 enum { MAP_K, MAP_Q, MAP_G, MAP_V, MAPS };
@@ -17,13 +21,14 @@ struct fkda_forward_sm90_args {
     struct fkda_prepare_args prepare;
     struct fkda_recurrence_args recurrence;
     struct fkda_segments segments;
-    int64_t items;       /* (sequence, head) pairs; or twice the (segment, head) pairs */
+    int64_t items;       /* (sequence, head) pairs; of a split, images twice behind them */
     int items_per_block; /* <= MOST_BLOCK_ITEMS */
+    int longest_first;   /* whole sequences are taken by their length: <= ORDERED_SEQUENCES */
 };
 
 enum { JOIN_THREADS = 256 };
 
-/* A segment and head is `shares` blocks of join_sm90.cu. */
+/* The images of a segment are `shares` blocks of join_sm90.cu. */
 struct fkda_join_args {
     struct fkda_segments segments;
     struct fkda_cuda_view out; /* [B, T, HV, 128] bf16, written */

@@ -23,3 +23,18 @@ cudaError_t fkda_cuda_load_once(_Atomic uint64_t *ready, int device, fkda_kernel
         atomic_fetch_or_explicit(ready, bit, memory_order_release);
     return error;
 }
+
+cudaError_t fkda_cuda_launch_dependent(const void *kernel, unsigned blocks, unsigned threads,
+                                       void **params, cudaStream_t stream)
+{
+    cudaLaunchAttribute dependent = {.id = cudaLaunchAttributeProgrammaticStreamSerialization,
+                                     .val.programmaticStreamSerializationAllowed = 1};
+    const cudaLaunchConfig_t config = {
+        .gridDim = {blocks, 1, 1},
+        .blockDim = {threads, 1, 1},
+        .stream = stream,
+        .attrs = &dependent,
+        .numAttrs = 1,
+    };
+    return cudaLaunchKernelExC(&config, kernel, params);
+}

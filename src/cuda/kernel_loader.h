@@ -1,4 +1,4 @@
-/* kernel_loader.h: kernels brought to a device before their first launch. */
+/* kernel_loader.h: kernels brought to a device before their first launch, and started. */
 #ifndef FKDA_CUDA_KERNEL_LOADER_H
 #define FKDA_CUDA_KERNEL_LOADER_H
 
@@ -17,5 +17,10 @@ cudaError_t fkda_cuda_load_relaxed(fkda_kernel_loader *load, void *context);
  * they do the same twice. */
 cudaError_t fkda_cuda_load_once(_Atomic uint64_t *ready, int device, fkda_kernel_loader *load,
                                 void *context);
+
+/* Starts a kernel whose blocks may begin before the one ahead of it on the stream has ended, and
+ * wait for that by themselves (dependent_launch.cuh). */
+cudaError_t fkda_cuda_launch_dependent(const void *kernel, unsigned blocks, unsigned threads,
+                                       void **params, cudaStream_t stream);
 
 #endif

@@ -31,7 +31,7 @@ cudaError_t fkda_cuda_launch_combine(const struct fkda_combine_args *args, cudaS
     if (a.sequences.N == 0)
         return cudaSuccess; /* nothing is written, and cu_seqlens[1] is not there */
     const unsigned slabs = (unsigned)(TILE_K / a.rows);
-    const dim3 grid = {(unsigned)a.sequences.N * (unsigned)a.HV * slabs, 1, 1};
-    const dim3 block = {32 * COMBINE_WARPS, 1, 1};
-    return cudaLaunchKernel(combine_kernel(a.rows), grid, block, params, 0, stream);
+    return fkda_cuda_launch_dependent(combine_kernel(a.rows),
+                                      (unsigned)a.sequences.N * (unsigned)a.HV * slabs,
+                                      32 * COMBINE_WARPS, params, stream);
 }

@@ -114,14 +114,11 @@ static cudaError_t combine(const struct fkda_recurrence_args *r,
                            cudaStream_t stream)
 {
     const struct fkda_combine_args args = {
-        .transition = segments->transition,
-        .entry = segments->entry,
+        .segments = *segments,
         .sequences = r->sequences,
         .final_state = r->final_state,
         .state_indices = r->state_indices,
         .num_slots = r->num_slots,
-        .segment_tokens = (int64_t)SEGMENT_CHUNK_TOKENS * segments->chunks,
-        .segments_per_sequence = segments->per_sequence,
         .HV = r->HV,
         .rows = fkda_cuda_choose_combine_rows((int64_t)r->sequences.N * r->HV, num_sms),
     };
@@ -134,8 +131,10 @@ static cudaError_t combine(const struct fkda_recurrence_args *r,
 static cudaError_t join(const struct fkda_recurrence_args *r, const struct fkda_segments *segments,
                         int num_sms, cudaStream_t stream)
 {
-    const int64_t pairs = segments->slots * r->HV;
-    const int shares = fkda_cuda_choose_join_shares(pairs, segments->chunks, num_sms);
+    const int64_t images = segments->slots * r->HV;
+    const int64_t later = images - (int64_t)r->sequences.N * r->HV; /* those of first ones apart */
+    const int shares =
+        fkda_cuda_choose_join_shares(later > 0 ? later : images, segments->chunks, num_sms);
     struct fkda_join_args args = {
         .segments = *segments,
         .out = r->out,
@@ -148,8 +147,8 @@ static cudaError_t join(const struct fkda_recurrence_args *r, const struct fkda_
         .share_chunks = (segments->chunks + shares - 1) / shares,
     };
     void *params[] = {&args};
-    const dim3 grid = {(unsigned)(pairs * shares), 1, 1}, block = {JOIN_THREADS, 1, 1};
-    return cudaLaunchKernel((const void *)fkda_join_sm90, grid, block, params, 0, stream);
+    return fkda_cuda_launch_dependent((const void *)fkda_join_sm90, (unsigned)(images * shares),
+                                      JOIN_THREADS, params, stream);
 }
 
 static int64_t average_tokens(const struct fkda_prepare_args *prepare)
@@ -166,7 +165,11 @@ cudaError_t fkda_cuda_launch_sm90(const struct fkda_prepare_args *prepare,
     struct fkda_forward_sm90_args args = {
         .prepare = *prepare, .recurrence = *recurrence, .segments = *segments};
     const int64_t chains = (int64_t)recurrence->sequences.N * recurrence->HV;
-    const int64_t pieces = segments->slots * recurrence->HV;
+    const int64_t images = segments->slots * recurrence->HV;
+    const struct fkda_cuda_sequences *sequences = &recurrence->sequences;
+    /* where all blocks run at once their order is nothing */
+    args.longest_first = segments->chunks == 0 && sequences->cu_seqlens.data && chains > num_sms &&
+                         sequences->N <= ORDERED_SEQUENCES;
     cudaError_t error = make_maps(&args);
     if (error !=
         cudaSuccess) { /* a thread's first call has no context yet, which the driver wants */
@@ -181,7 +184,7 @@ cudaError_t fkda_cuda_launch_sm90(const struct fkda_prepare_args *prepare,
                       fkda_cuda_choose_items(chains, average_tokens(prepare), num_sms,
                                              &fkda_segment_costs_sm90),
                       &args, stream);
-    error = launch((const void *)fkda_segments_sm90, 2 * pieces, 1, &args, stream);
+    error = launch((const void *)fkda_segments_sm90, chains + 2 * images, 1, &args, stream);
     if (error == cudaSuccess)
         error = combine(recurrence, segments, device, num_sms, stream);
     if (error == cudaSuccess)

@@ -3,9 +3,6 @@
 
 #include "cuda/tile_image.h"
 
-/* Beyond this many segments a sequence, the combine step alone takes longer than is gained. */
-#define MOST_SEGMENTS 256
-
 #define MOST_BLOCK_TOKENS 2048
 
 const struct fkda_segment_costs fkda_segment_costs_sm90 = {
@@ -23,14 +20,9 @@ static int64_t divide_up(int64_t a, int64_t b)
     return a / b + (a % b != 0);
 }
 
-int64_t fkda_cuda_segments_of(int64_t tokens, int64_t segment_tokens)
+int64_t fkda_cuda_pieces_of(int64_t tokens, int64_t piece_tokens)
 {
-    return tokens > 0 ? divide_up(tokens, segment_tokens) : 1;
-}
-
-int64_t fkda_cuda_segment_slots(int64_t T, int64_t N, int varlen, int64_t segment_tokens)
-{
-    return varlen ? T / segment_tokens + N : N * fkda_cuda_segments_of(T, segment_tokens);
+    return tokens > 0 ? divide_up(tokens, piece_tokens) : 1;
 }
 
 int fkda_cuda_choose_combine_rows(int64_t chains, int num_sms)
@@ -38,9 +30,9 @@ int fkda_cuda_choose_combine_rows(int64_t chains, int num_sms)
     return chains * (TILE_K / 8) <= num_sms ? 8 : 16;
 }
 
-int fkda_cuda_choose_join_shares(int64_t pairs, int64_t chunks, int num_sms)
+int fkda_cuda_choose_join_shares(int64_t segments, int64_t chunks, int num_sms)
 {
-    const int64_t wanted = divide_up(2 * (int64_t)num_sms, pairs);
+    const int64_t wanted = divide_up(2 * (int64_t)num_sms, segments);
     return (int)(wanted < chunks ? wanted : chunks);
 }
 
@@ -77,49 +69,60 @@ static int64_t chunks_of_sequence(int64_t T, int64_t N)
     return divide_up(divide_up(T, N), SEGMENT_CHUNK_TOKENS);
 }
 
-double fkda_cuda_predict_segments_us(int64_t T, int64_t N, int64_t HV, int num_sms,
-                                     int64_t segment_chunks, const struct fkda_segment_costs *costs)
+/* SMs that have no first segment take two blocks for every other piece meanwhile. */
+int32_t fkda_cuda_choose_lead(int64_t pieces, int64_t chains, int num_sms)
 {
-    const int64_t chains = N * HV, chunks = chunks_of_sequence(T, N);
-    if (segment_chunks == 0 || segment_chunks >= chunks)
-        return items_us(chains, T / N, fkda_cuda_choose_items(chains, T / N, num_sms, costs),
-                        num_sms, costs);
-    const int64_t segments = divide_up(chunks, segment_chunks);
-    const int64_t combine_blocks = chains * TILE_K / fkda_cuda_choose_combine_rows(chains, num_sms);
-    const double walk = rounds((2 * segments - 1) * chains, num_sms);
-    const double combine = (double)segments * rounds(combine_blocks, num_sms);
-    const double join = (double)((chunks - segment_chunks) * chains) * 132.0 / num_sms;
-    return (costs->chunk_us * (double)segment_chunks + costs->start_us) * walk +
-           costs->combine_us * combine + costs->join_us * join + 2 * costs->launch_us;
+    return (int32_t)divide_up(2 * pieces * chains, num_sms + chains);
 }
 
-int fkda_cuda_choose_segment(int64_t T, int64_t N, int64_t HV, int num_sms,
-                             const struct fkda_segment_costs *costs)
+double fkda_cuda_predict_sm90_us(int64_t T, int64_t N, int64_t HV, int num_sms, struct fkda_cut cut,
+                                 const struct fkda_segment_costs *costs)
 {
+    const int64_t chains = N * HV, chunks = chunks_of_sequence(T, N);
+    const int64_t pieces = cut.chunks ? divide_up(chunks, cut.chunks) : 1;
+    if (cut.chunks == 0 || pieces <= cut.lead)
+        return items_us(chains, T / N, fkda_cuda_choose_items(chains, T / N, num_sms, costs),
+                        num_sms, costs);
+    const int64_t others = pieces - cut.lead;
+    const int64_t combine_blocks = chains * TILE_K / fkda_cuda_choose_combine_rows(chains, num_sms);
+    double walk = rounds((2 * others + cut.lead) * chains, num_sms);
+    walk = walk > cut.lead ? walk : cut.lead;
+    const double combine = (double)(others + 1) * rounds(combine_blocks, num_sms);
+    const double join =
+        (double)((chunks - (int64_t)cut.lead * cut.chunks) * chains) * 132.0 / num_sms;
+    return (costs->chunk_us * cut.chunks + costs->start_us) * walk + costs->combine_us * combine +
+           costs->join_us * join + 2 * costs->launch_us;
+}
+
+struct fkda_cut fkda_cuda_choose_cut(int64_t T, int64_t N, int64_t HV, int num_sms,
+                                     const struct fkda_segment_costs *costs)
+{
+    struct fkda_cut best = {0, 0};
     if (T <= 0 || N <= 0 || HV <= 0 || N > num_sms / HV)
-        return 0; /* every SM has a chain: more work can only cost */
-    const int64_t chunks = chunks_of_sequence(T, N);
-    /* all SMs busy with every chunk once, of which splits make nearly two */
-    const double once_us = costs->chunk_us * (double)(chunks * N * HV) / num_sms;
-    double best_us = costs->worthwhile * fkda_cuda_predict_segments_us(T, N, HV, num_sms, 0, costs);
-    int64_t best = 0, before = chunks;
-    for (int64_t wanted = 2; wanted <= MOST_SEGMENTS; wanted++) {
-        const int64_t length = divide_up(chunks, wanted);
-        if (length < LEAST_SEGMENT_CHUNKS)
-            break;
-        if (length == before)
+        return best; /* every SM has a chain: more work can only cost */
+    const int64_t chunks = chunks_of_sequence(T, N), chains = N * HV;
+    /* at best all SMs are busy: those of the first segments, and the others with the rest twice */
+    const double least_us =
+        costs->chunk_us * 2.0 * (double)(chunks * chains) / (double)(num_sms + chains);
+    double best_us = costs->worthwhile * fkda_cuda_predict_sm90_us(T, N, HV, num_sms, best, costs);
+    int64_t before = chunks;
+    for (int64_t wanted = 2; wanted * chains <= MOST_ROUNDS * num_sms; wanted++) {
+        const int64_t length = divide_up(chunks, wanted), pieces = divide_up(chunks, length);
+        const struct fkda_cut cut = {(int32_t)length,
+                                     fkda_cuda_choose_lead(pieces, chains, num_sms)};
+        if (length < LEAST_PIECE_CHUNKS ||
+            least_us + costs->combine_us * (double)(pieces - cut.lead) >= best_us)
+            break; /* more pieces take longer to combine */
+        if (length == before || cut.lead >= pieces)
             continue;
         before = length;
-        const double segments = (double)divide_up(chunks, length);
-        if (once_us * (2 - 1 / segments) + costs->combine_us * segments >= best_us)
-            break; /* so take more segments, at least */
-        const double us = fkda_cuda_predict_segments_us(T, N, HV, num_sms, length, costs);
+        const double us = fkda_cuda_predict_sm90_us(T, N, HV, num_sms, cut, costs);
         if (us < best_us) {
             best_us = us;
-            best = length;
+            best = cut;
         }
     }
-    return (int)best;
+    return best;
 }
 
 /* Measured on 132 SMs: preparation and recurrence are bound by memory (the first two), a long chain
@@ -133,26 +136,30 @@ double fkda_cuda_predict_sm80_us(int64_t T, int64_t N, int64_t HV, int num_sms)
     return launches_us + prepare_us * images + (chain > all ? chain : all);
 }
 
-struct fkda_segments fkda_cuda_plan_segments(int64_t T, int64_t N, int varlen, int32_t chunks)
+struct fkda_segments fkda_cuda_plan_segments(int64_t T, int64_t N, int varlen, struct fkda_cut cut)
 {
-    const int64_t tokens = (int64_t)SEGMENT_CHUNK_TOKENS * chunks;
-    if (chunks == 0)
+    const int64_t tokens = (int64_t)SEGMENT_CHUNK_TOKENS * cut.chunks;
+    if (cut.chunks == 0)
         return (struct fkda_segments){0};
+    const int64_t per_sequence = fkda_cuda_pieces_of(T, tokens);
+    const int64_t pieces = varlen ? T / tokens + N : N * per_sequence;
     return (struct fkda_segments){
-        .chunks = chunks,
-        .per_sequence = fkda_cuda_segments_of(T, tokens),
-        .slots = fkda_cuda_segment_slots(T, N, varlen, tokens),
+        .chunks = cut.chunks,
+        .lead = cut.lead,
+        .per_sequence = per_sequence,
+        .slots = pieces > cut.lead ? pieces - (cut.lead - 1) : 1,
     };
 }
 
 enum { SEGMENT_ALIGNMENT = 256, IMAGE_ITEMS = TILE_K * TILE_K };
 
+#define STATES_BYTES (2 * (size_t)IMAGE_ITEMS * sizeof(float)) /* entry and transition */
+#define CHUNK_BYTES  ((size_t)RESPONSE_BYTES + FORCED_BYTES)
+
 size_t fkda_cuda_segment_bytes(const struct fkda_segments *segments, int64_t HV)
 {
     const size_t pairs = (size_t)(segments->slots * HV);
-    const size_t chunk = RESPONSE_BYTES + FORCED_BYTES;
-    const size_t bytes =
-        pairs * (2 * IMAGE_ITEMS * sizeof(float) + (size_t)segments->chunks * chunk);
+    const size_t bytes = pairs * (STATES_BYTES + (size_t)segments->chunks * CHUNK_BYTES);
     return bytes ? bytes + SEGMENT_ALIGNMENT - 1 : 0;
 }
 
@@ -167,10 +174,16 @@ void fkda_cuda_place_segments(struct fkda_segments *segments, int64_t HV, void *
     segments->forced = segments->response + pairs * segments->chunks * RESPONSE_BYTES;
 }
 
+/* Pieces have at most half of the average sequence's chunks, rounded up, and LEAST_PIECE_CHUNKS or
+ * more; varlen has N pieces more than their tokens are. */
 size_t fkda_cuda_most_segment_bytes(int64_t T, int64_t N, int64_t HV, int varlen)
 {
     if (T <= 0 || N <= 0 || N > MOST_SMS / HV)
         return 0;
-    const struct fkda_segments most = fkda_cuda_plan_segments(T, N, varlen, LEAST_SEGMENT_CHUNKS);
-    return fkda_cuda_segment_bytes(&most, HV);
+    const int64_t tokens = varlen ? T : N * T, chains = N * HV;
+    const int64_t by_length = (tokens / (SEGMENT_CHUNK_TOKENS * LEAST_PIECE_CHUNKS) + N) * HV;
+    const int64_t by_number = MOST_ROUNDS * MOST_SMS + chains;
+    const int64_t pieces = by_length < by_number ? by_length : by_number;
+    const int64_t chunks = (3 * divide_up(tokens, 2 * SEGMENT_CHUNK_TOKENS) + 3 * N) * HV;
+    return (size_t)pieces * STATES_BYTES + (size_t)chunks * CHUNK_BYTES + SEGMENT_ALIGNMENT - 1;
 }

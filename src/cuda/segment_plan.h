@@ -18,7 +18,11 @@
 
 #include "cuda/segments.h"
 
-enum { LEAST_SEGMENT_CHUNKS = 8, MOST_SMS = 144 /* of compute capability 9.0 */ };
+enum {
+    LEAST_PIECE_CHUNKS = 8,
+    MOST_ROUNDS = 2, /* pieces of all sequences and heads, for each SM */
+    MOST_SMS = 144   /* of compute capability 9.0 */
+};
 
 /* Times of one block on an SM of its own, in microseconds. */
 struct fkda_segment_costs {
@@ -34,15 +38,21 @@ struct fkda_segment_costs {
 /* What an H200 takes. */
 extern const struct fkda_segment_costs fkda_segment_costs_sm90;
 
-/* Chunks in a segment, at least LEAST_SEGMENT_CHUNKS; 0: do not split. T: tokens of all N sequences
- * together, which are taken to be of the same length. */
-int fkda_cuda_choose_segment(int64_t T, int64_t N, int64_t HV, int num_sms,
-                             const struct fkda_segment_costs *costs);
+/* How sequences are cut (segments.h). chunks 0: they are not. */
+struct fkda_cut {
+    int32_t chunks, lead;
+};
 
-/* Predicted time of a call that is cut into segments of so many chunks; 0: not split. */
-double fkda_cuda_predict_segments_us(int64_t T, int64_t N, int64_t HV, int num_sms,
-                                     int64_t segment_chunks,
+/* T: tokens of all N sequences together, which are taken to be of the same length. */
+struct fkda_cut fkda_cuda_choose_cut(int64_t T, int64_t N, int64_t HV, int num_sms,
                                      const struct fkda_segment_costs *costs);
+
+/* The longest first segment that takes no longer than the rest of `pieces` pieces. */
+int32_t fkda_cuda_choose_lead(int64_t pieces, int64_t chains, int num_sms);
+
+/* Predicted time of a call. */
+double fkda_cuda_predict_sm90_us(int64_t T, int64_t N, int64_t HV, int num_sms,
+                                 struct fkda_cut cut, const struct fkda_segment_costs *costs);
 
 /* How many sequences of so many tokens on average, of one head each, a block takes one after the
  * other, at most MOST_BLOCK_ITEMS: more than one where they are short and many, so that
@@ -53,28 +63,27 @@ int fkda_cuda_choose_items(int64_t items, int64_t tokens, int num_sms,
 /* Predicted time of the two portable kernels, for comparison. */
 double fkda_cuda_predict_sm80_us(int64_t T, int64_t N, int64_t HV, int num_sms);
 
-/* Slots and layout for segments of so many chunks, 0 for none; T as for segment_slots. */
-struct fkda_segments fkda_cuda_plan_segments(int64_t T, int64_t N, int varlen, int32_t chunks);
+/* Slots and layout for that cut; T: dense, tokens of a sequence; varlen, of all. */
+struct fkda_segments fkda_cuda_plan_segments(int64_t T, int64_t N, int varlen,
+                                             struct fkda_cut cut);
 
 /* Bytes of all arrays, and where they begin in a workspace of at least so many (256-byte aligned
  * inside it). */
 size_t fkda_cuda_segment_bytes(const struct fkda_segments *segments, int64_t HV);
 void fkda_cuda_place_segments(struct fkda_segments *segments, int64_t HV, void *workspace);
 
-/* What is enough for the segments that fkda_cuda_choose_segment chooses on any device. */
+/* What is enough for any cut that fkda_cuda_choose_cut may choose; T as for
+ * fkda_cuda_plan_segments. */
 size_t fkda_cuda_most_segment_bytes(int64_t T, int64_t N, int64_t HV, int varlen);
 
-/* Segments of a sequence: at least 1. */
-int64_t fkda_cuda_segments_of(int64_t tokens, int64_t segment_tokens);
-
-/* Slots of the arrays `entry` and `transition`. T: dense, tokens of a sequence; varlen, of all. */
-int64_t fkda_cuda_segment_slots(int64_t T, int64_t N, int varlen, int64_t segment_tokens);
+/* Pieces of a sequence: at least 1. */
+int64_t fkda_cuda_pieces_of(int64_t tokens, int64_t piece_tokens);
 
 /* Value channels that a block of the combine step carries: few where every block still finds an SM
  * of its own, although all read the whole of M. */
 int fkda_cuda_choose_combine_rows(int64_t chains, int num_sms);
 
-/* Blocks that share a segment of so many chunks in the join step, of `pairs` segments and heads. */
-int fkda_cuda_choose_join_shares(int64_t pairs, int64_t chunks, int num_sms);
+/* Blocks that share a segment of so many chunks in the join step, of so many segments and heads. */
+int fkda_cuda_choose_join_shares(int64_t segments, int64_t chunks, int num_sms);
 
 #endif

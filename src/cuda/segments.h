@@ -9,10 +9,12 @@ enum {
     MOST_BLOCK_ITEMS = 8 /* sequences that one block takes after another */
 };
 
-/* Sequences cut into segments of `chunks` chunks from their start, so that few heads fill the
- * device. Segment i of sequence n has slot base(n) + i, where base is n per_sequence, or for varlen
- * cu_seqlens[n] / (32 chunks) + n. Images of states are fp32 [slots][HV][V, 128]; those of outputs
- * are there for each chunk, [slots][HV][chunks], except of first segments:
+/* Sequences cut into pieces of `chunks` chunks from their start, so that few heads fill the device.
+ * The first `lead` pieces are one segment, the others one each: each of those is walked twice, and
+ * meanwhile the first one can be longer. Piece i of sequence n has number base(n) + i, where base is
+ * n per_sequence, or for varlen cu_seqlens[n] / (32 chunks) + n. Images are there for `slots` pieces
+ * from number lead - 1 on: those of states, fp32 [slots][HV][V, 128], for the last piece of a
+ * segment; those of outputs, [slots][HV][chunks], for each chunk of the segments but the first:
  *
  *     response  [32 tokens][128 rows of the identity] fp16, RESPONSE_BYTES; the 16-byte pieces of a
  *               token permuted by token % 8, so that ldmatrix meets no bank twice
@@ -20,7 +22,8 @@ enum {
  *               warpgroups has in its accumulators, [3][256 threads]{ 16 bytes }: see pack_forced()
  */
 struct fkda_segments {
-    int32_t chunks;       /* 0: sequences are whole */
+    int32_t chunks; /* 0: sequences are whole */
+    int32_t lead;
     int64_t per_sequence; /* dense: ceil(T / (32 chunks)) */
     int64_t slots;
     float *entry;      /* where a segment takes a zero state; then the state that enters it. Of a

@@ -14,6 +14,7 @@
  * For sm_90 (wgmma); launched by launch_combine.c. Trusts every size in combine_args.h.
  */
 #include "cuda/combine_args.h"
+#include "cuda/ptx/dependent_launch.cuh"
 #include "cuda/ptx/global_access.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/mma.cuh"
@@ -267,23 +268,24 @@ static __device__ __forceinline__ void finish(struct part *s, const struct sums 
 struct chain {
     int segments, end; /* all; those from the first to the last whose M is taken */
     int64_t image_step;
-    const float *transition; /* M of segment 0 */
-    float *entry;            /* B of segment 0 */
+    const float *transition; /* M of the first segment */
+    float *entry;            /* B of the first segment */
 };
 
 static __device__ __forceinline__ struct chain find_chain(const struct fkda_combine_args *a,
                                                           const struct place *p)
 {
     struct chain c;
+    const struct fkda_segments *g = &a->segments;
+    const int tokens = SEGMENT_CHUNK_TOKENS * g->chunks;
     const int64_t length = sequence_at(&a->sequences, p->n).length;
-    const int64_t first =
-        piece_base(&a->sequences, p->n, (int)a->segment_tokens, a->segments_per_sequence) * a->HV +
-        p->h;
-    c.segments = length > 0 ? (int)((length - 1) / a->segment_tokens) + 1 : 1;
+    const int64_t pieces = (length + tokens - 1) / tokens;
+    const int64_t image = piece_base(&a->sequences, p->n, tokens, g->per_sequence) * a->HV + p->h;
+    c.segments = pieces > g->lead ? (int)pieces - g->lead + 1 : 1;
     c.end = a->final_state.data ? c.segments : c.segments - 1;
     c.image_step = (int64_t)a->HV * COMBINE_IMAGE_ITEMS;
-    c.transition = a->transition + first * COMBINE_IMAGE_ITEMS;
-    c.entry = a->entry + first * COMBINE_IMAGE_ITEMS;
+    c.transition = g->transition + image * COMBINE_IMAGE_ITEMS;
+    c.entry = g->entry + image * COMBINE_IMAGE_ITEMS;
     return c;
 }
 
@@ -355,6 +357,8 @@ static __device__ __forceinline__ void walk(const struct fkda_combine_args *a, u
     {                                                                                              \
         __shared__ __align__(128) uint32_t shared[2 * STEPS_8 * (4 * rows / 8 * GROUP_WORDS + 4)]; \
         const struct place p = find_place(&a, rows / 8);                                           \
+        griddepcontrol_wait();                                                                     \
+        griddepcontrol_launch_dependents(); /* join, by then all segments are walked */            \
         if (p.slot < 0 || p.slot >= a.num_slots)                                                   \
             return; /* padding: nobody reads its states */                                         \
         const struct chain c = find_chain(&a, &p);                                                 \

@@ -14,6 +14,7 @@
  * Bounded gate, bf16 inputs that the copy engine can read, K = V = 128; launched by launch_sm90.c.
  * tests/unit/test_forward_barriers.c has a model of the waits and arrivals here: keep it so.
  */
+#include "cuda/ptx/dependent_launch.cuh"
 #include "cuda/ptx/global_access.cuh"
 #include "cuda/tile/chunk_factors.cuh"
 #include "cuda/tile/chunk_solve.cuh"
@@ -418,100 +419,131 @@ static __device__ __forceinline__ void clear_output(const struct fkda_recurrence
         *(uint4 *)(w->out + i / 16 * r->out.stride_t + 8 * (i % 16)) = make_uint4(0, 0, 0, 0);
 }
 
-/* What of the output a segment writes, and where its state comes from and goes to. The first one of
- * a sequence has the true state. The others have two items each, which join adds up. */
-static __device__ __forceinline__ void find_segment(const struct fkda_forward_sm90_args *a,
-                                                    struct head *w, int64_t index, int64_t first,
-                                                    int64_t slot, enum rows rows)
+/* A whole sequence. Without chunks and exit there is nothing to do but, maybe, padding. */
+static __device__ __forceinline__ void find_sequence(const struct fkda_forward_sm90_args *a,
+                                                     struct head *w, int64_t n, int h)
 {
     const struct fkda_recurrence_args *r = &a->recurrence;
-    const struct fkda_segments *g = &a->segments;
-    const int64_t tokens = (int64_t)CHUNK * g->chunks, image = TILE_K * TILE_K;
-    const bool last = first + tokens >= w->seq.length;
-    w->seq.begin += first;
-    w->length = (int)(last ? w->seq.length - first : tokens);
-    w->chunks = (w->length + CHUNK - 1) / CHUNK;
-    w->rows = rows;
-    w->exit = (rows == RESPONSE ? g->transition : g->entry) + (index * r->HV + w->h) * image;
-    w->exit_is_f32 = 1;
-    if (first == 0) {
-        w->entry = state_image(&r->initial_state, slot, w->h);
-        w->entry_is_f32 = r->initial_state.is_f32;
-        if (last) {
-            w->exit = state_image(&r->final_state, slot, w->h);
-            w->exit_is_f32 = r->final_state.is_f32;
-        }
+    const int64_t slot = r->state_indices.data ? load_index(&r->state_indices, n) : n;
+    w->h = h;
+    w->seq = sequence_at(&r->sequences, n);
+    w->length = (int)w->seq.length;
+    w->out = (uint16_t *)r->out.data + w->seq.batch * r->out.stride_b +
+             w->seq.begin * r->out.stride_t + h * r->out.stride_h;
+    if (slot < 0 || slot >= r->num_slots) {
+        w->padding = 1;
         return;
     }
-    if (last && !r->final_state.data)
-        w->exit = (void *)0;
-    const int64_t chunk = (index * r->HV + w->h) * g->chunks;
-    w->images = rows == RESPONSE ? g->response + chunk * RESPONSE_BYTES
-                                 : g->forced + chunk * FORCED_BYTES;
+    w->chunks = (w->length + CHUNK - 1) / CHUNK;
+    w->entry = state_image(&r->initial_state, slot, h);
+    w->entry_is_f32 = r->initial_state.is_f32;
+    w->exit = state_image(&r->final_state, slot, h);
+    w->exit_is_f32 = r->final_state.is_f32;
 }
 
-/* Finds an item. Without chunks and exit there is nothing to do but, maybe, padding. */
-static __device__ __forceinline__ void find_item(const struct fkda_forward_sm90_args *a,
-                                                 struct head *w, int64_t item, enum pass pass)
+/* Cuts a sequence off behind its first segment, unless that is all there is. */
+static __device__ __forceinline__ void find_first_segment(const struct fkda_forward_sm90_args *a,
+                                                          struct head *w, int64_t n)
+{
+    const struct fkda_segments *g = &a->segments;
+    const int64_t tokens = (int64_t)CHUNK * g->chunks;
+    if (w->padding || w->length <= tokens * g->lead)
+        return;
+    const int64_t index = piece_base(&a->recurrence.sequences, n, (int)tokens, g->per_sequence);
+    w->length = (int)tokens * g->lead;
+    w->chunks = g->chunks * g->lead;
+    w->exit = g->entry + (index * a->recurrence.HV + w->h) * TILE_K * TILE_K;
+    w->exit_is_f32 = 1;
+}
+
+/* A later segment; `image`: the number of its images. All lanes of a warp come here together. */
+static __device__ __forceinline__ void find_segment(const struct fkda_forward_sm90_args *a,
+                                                    struct head *w, int64_t image, enum rows rows)
 {
     const struct fkda_recurrence_args *r = &a->recurrence;
     const struct fkda_segments *g = &a->segments;
-    enum rows rows = OUT;
-    int64_t first = 0; /* token of the sequence */
-    if (pass == SEGMENTS) {
-        const int64_t pairs = a->items / 2;
-        /* items with nothing to do, responses of first segments, come last where there is one
-         * sequence: no SM waits for them */
-        rows = item < pairs ? FORCED : RESPONSE;
-        item = rows == RESPONSE ? a->items - 1 - item : item;
-    }
-    const int64_t index = (unsigned)item / (unsigned)r->HV; /* of the sequence, or segment's slot */
     const int64_t tokens = (int64_t)CHUNK * g->chunks;
-    const int64_t n = pass == WHOLE
-                          ? index
-                          : sequence_of_piece(&r->sequences, index, (int)tokens, g->per_sequence);
-    const int64_t slot = r->state_indices.data ? load_index(&r->state_indices, n) : n;
-    w->h = (int)((unsigned)item % (unsigned)r->HV);
-    w->seq = sequence_at(&r->sequences, n);
-    if (pass == SEGMENTS) {
-        first = (index - piece_base(&r->sequences, n, (int)tokens, g->per_sequence)) * tokens;
-        if (first < 0 || (first > 0 && first >= w->seq.length) || (first == 0 && rows == RESPONSE))
-            return;
-        if (first == 0)
-            rows = OUT;
-    }
-    w->out = (uint16_t *)r->out.data + w->seq.batch * r->out.stride_b +
-             (w->seq.begin + first) * r->out.stride_t + w->h * r->out.stride_h;
-    if (slot < 0 || slot >= r->num_slots) {
-        const int64_t left = w->seq.length - first;
-        w->length = (int)(pass == SEGMENTS && left > tokens ? tokens : left);
-        w->padding = rows != RESPONSE;
-        return;
-    }
-    if (pass == SEGMENTS) {
-        find_segment(a, w, index, first, slot, rows);
-        return;
-    }
-    w->length = (int)w->seq.length;
+    const int64_t piece = image / (unsigned)r->HV + g->lead - 1;
+    const int64_t n = sequence_of_piece(&r->sequences, piece, (int)tokens, g->per_sequence);
+    const int64_t first =
+        (piece - piece_base(&r->sequences, n, (int)tokens, g->per_sequence)) * tokens;
+    struct head whole = {{0}};
+    find_sequence(a, &whole, n, (int)(image % (unsigned)r->HV));
+    const int64_t left = whole.length - first;
+    if (whole.padding || first < tokens * g->lead || left <= 0)
+        return; /* nothing to do, no such segment, or part of the first */
+    w->h = whole.h;
+    w->seq = whole.seq;
+    w->seq.begin += first;
+    w->length = (int)(left < tokens ? left : tokens);
     w->chunks = (w->length + CHUNK - 1) / CHUNK;
-    w->entry = state_image(&r->initial_state, slot, w->h);
-    w->entry_is_f32 = r->initial_state.is_f32;
-    w->exit = state_image(&r->final_state, slot, w->h);
-    w->exit_is_f32 = r->final_state.is_f32;
+    w->rows = rows;
+    if (left > tokens || r->final_state.data)
+        w->exit = (rows == RESPONSE ? g->transition : g->entry) + image * TILE_K * TILE_K;
+    w->exit_is_f32 = 1;
+    w->images = rows == RESPONSE ? g->response + image * g->chunks * RESPONSE_BYTES
+                                 : g->forced + image * g->chunks * FORCED_BYTES;
+}
+
+/* Ragged sequences by length: blocks begin in the order of their numbers, and a long one must not
+ * begin last. */
+struct order {
+    int length[ORDERED_SEQUENCES], sequence[ORDERED_SEQUENCES]; /* by number; by rank */
+};
+
+static __device__ __forceinline__ void order_sequences(const struct fkda_cuda_sequences *sequences,
+                                                       struct order *order)
+{
+    const int n = threadIdx.x, N = sequences->N;
+    if (n < N)
+        order->length[n] = (int)sequence_at(sequences, n).length;
+    __syncthreads(); /* lengths are there */
+    if (n < N) {
+        const int mine = order->length[n];
+        int rank = 0;
+        for (int i = 0; i < N; i++)
+            rank += order->length[i] > mine || (order->length[i] == mine && i < n);
+        order->sequence[rank] = n;
+    }
+    __syncthreads(); /* so is the order */
+}
+
+/* Finds the items of a block, a lane each: heads of one sequence in different blocks, since it may
+ * be much longer than the others. Of segments a block has one: first segments, which are the
+ * longest, then the later ones in both roles; where there is one sequence, the numbers that are no
+ * segment come last. */
+static __device__ __forceinline__ void find_items(const struct fkda_forward_sm90_args *a,
+                                                  const struct order *order, struct head *w,
+                                                  enum pass pass)
+{
+    const struct fkda_recurrence_args *r = &a->recurrence;
+    const int64_t whole = pass == WHOLE ? a->items : (int64_t)r->sequences.N * r->HV;
+    const int64_t item = blockIdx.x + (pass == WHOLE ? (int64_t)threadIdx.x * gridDim.x : 0);
+    if (item < whole) {
+        int n = (int)((unsigned)item / (unsigned)r->HV);
+        if (a->longest_first)
+            n = order->sequence[n];
+        find_sequence(a, w, n, (int)((unsigned)item % (unsigned)r->HV));
+        if (pass == SEGMENTS)
+            find_first_segment(a, w, n);
+    } else if (pass == SEGMENTS) {
+        const int64_t later = a->items - 1 - item;
+        find_segment(a, w, later / 2, later % 2 ? FORCED : RESPONSE);
+    }
 }
 
 static __device__ __forceinline__ void forward(const struct fkda_forward_sm90_args *a,
                                                struct shared *s, enum pass pass)
 {
     const int items = a->items_per_block;
+    struct order *const order = (struct order *)s->raw; /* until the first copy */
+    if (pass == SEGMENTS)
+        griddepcontrol_launch_dependents(); /* combine */
+    if (pass == WHOLE && a->longest_first)
+        order_sequences(&a->recurrence.sequences, order);
     if (threadIdx.x < 32) {
         struct head w = {{0}};
-        /* Whole sequences: a lane each, heads of one sequence in different blocks, since it may be
-         * much longer than the others. A segment, of which a block has one, is found by all lanes
-         * together: sequence_of_piece() is theirs. */
-        const int64_t item = blockIdx.x + (pass == WHOLE ? (int64_t)threadIdx.x * gridDim.x : 0);
-        if (item < a->items)
-            find_item(a, &w, item, pass);
+        find_items(a, order, &w, pass);
         if ((int)threadIdx.x < items) {
             w.hk = w.h / a->prepare.heads_per_key;
             w.slope = load_gate(&a->prepare, FKDA_GATE_BOUNDED, w.h).slope;

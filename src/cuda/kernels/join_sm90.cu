@@ -8,6 +8,7 @@
  * of one value head; a warp has 16 value channels of them, whose rows of S stay in its registers.
  * For a split forward, so on sm_90 only; launched by launch_sm90.c.
  */
+#include "cuda/ptx/dependent_launch.cuh"
 #include "cuda/tile/chunk_state.cuh"
 
 enum {
@@ -33,27 +34,26 @@ static __device__ __forceinline__ struct share find_share(const struct fkda_join
 {
     struct share x = {0};
     const struct fkda_segments *g = &a->segments;
-    const unsigned pair = blockIdx.x / (unsigned)a->shares;
+    const int64_t image = blockIdx.x / (unsigned)a->shares; /* the number of the segment's */
     const int first_chunk = (int)(blockIdx.x % (unsigned)a->shares) * a->share_chunks;
-    const int64_t index = pair / (unsigned)a->HV, h = pair % (unsigned)a->HV;
+    const int64_t piece = image / (unsigned)a->HV + g->lead - 1, h = image % (unsigned)a->HV;
     const int tokens = CHUNK * g->chunks;
-    const int64_t n = sequence_of_piece(&a->sequences, index, tokens, g->per_sequence);
+    const int64_t n = sequence_of_piece(&a->sequences, piece, tokens, g->per_sequence);
     const int64_t slot = a->state_indices.data ? load_index(&a->state_indices, n) : n;
     const struct sequence seq = sequence_at(&a->sequences, n);
-    const int64_t segment =
-        (index - piece_base(&a->sequences, n, tokens, g->per_sequence)) * tokens;
+    const int64_t segment = (piece - piece_base(&a->sequences, n, tokens, g->per_sequence)) * tokens;
+    const int64_t left = seq.length - segment, length = left < tokens ? left : tokens;
     const int64_t first = CHUNK * first_chunk, token = seq.begin + segment + first;
-    const int64_t left = seq.length - segment, most = left < tokens ? left : tokens;
-    if (segment <= 0 || first >= most || slot < 0 || slot >= a->num_slots)
+    const int64_t most = CHUNK * a->share_chunks;
+    if (segment < (int64_t)tokens * g->lead || first >= length || slot < 0 || slot >= a->num_slots)
         return x; /* the output of a first segment is whole */
-    const int64_t chunk = (index * a->HV + h) * g->chunks + first_chunk;
+    const int64_t chunk = image * g->chunks + first_chunk;
     x.response = g->response + chunk * RESPONSE_BYTES;
     x.forced = g->forced + chunk * FORCED_BYTES;
-    x.entry = g->entry + (index * a->HV + h) * TILE_K * TILE_K;
+    x.entry = g->entry + image * TILE_K * TILE_K;
     x.out = (uint16_t *)a->out.data + seq.batch * a->out.stride_b + token * a->out.stride_t +
             h * a->out.stride_h;
-    x.tokens = (int)(most - first < CHUNK * a->share_chunks ? most - first
-                                                            : CHUNK * a->share_chunks);
+    x.tokens = (int)(length - first < most ? length - first : most);
     return x;
 }
 
@@ -155,6 +155,7 @@ extern "C" __global__ void __launch_bounds__(JOIN_THREADS, 2)
 {
     __shared__ __align__(128) struct join_shared s;
     const struct share x = find_share(&a);
+    griddepcontrol_wait(); /* also where there is nothing to do: a later kernel waits for this one */
     if (x.tokens == 0)
         return;
     if (threadIdx.x == 0) {
