@@ -107,14 +107,17 @@ static fkda_status leave_device(int device, int before, fkda_status status,
 
 /* ---- Forward --------------------------------------------------------------------------------- */
 
+/* What is enough for either path, on any device. */
 fkda_status fkda_cuda_workspace_bytes(const struct fkda_plan *plan, size_t *bytes,
                                       struct fkda_reason reason)
 {
     struct fkda_cuda_work work;
     fkda_status status = fkda_cuda_plan_forward(plan, &work, reason);
-    if (status == FKDA_OK)
-        *bytes = work.workspace_bytes;
-    return status;
+    if (status != FKDA_OK)
+        return status;
+    const size_t split = fkda_cuda_most_segment_bytes(plan->T, plan->N, plan->HV, plan->varlen);
+    *bytes = split > work.workspace_bytes ? split : work.workspace_bytes;
+    return FKDA_OK;
 }
 
 static fkda_status check_workspace(const fkda_args *args, size_t bytes, struct fkda_reason reason)
@@ -235,7 +238,7 @@ fkda_status fkda_cuda_forward(const fkda_args *args, const struct fkda_plan *pla
     const cudaError_t error = ask_device(args->device_index, &facts);
     if (error == cudaSuccess)
         status = fkda_cuda_choose_path(
-            plan, &facts, wish, work.workspace_bytes, &path, &segments,
+            plan, &facts, wish, &path, &segments,
             (struct fkda_reason){report.note, args->report ? sizeof report.note : 0}, reason);
     if (status == FKDA_OK) {
         report.workspace_bytes = path == FKDA_CUDA_PATH_SM80

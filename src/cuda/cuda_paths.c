@@ -90,33 +90,23 @@ fkda_status fkda_cuda_check_sm90(const struct fkda_plan *plan,
 }
 
 /* How path sm90 takes the call, and the time that is predicted for it. */
-static struct fkda_segments plan_cut(const struct fkda_plan *plan,
-                                     const struct fkda_cuda_device *device, size_t workspace_bytes,
-                                     double *us)
+static struct fkda_segments plan_segments(const struct fkda_plan *plan,
+                                          const struct fkda_cuda_device *device, double *us)
 {
     const struct fkda_segment_costs *costs = &fkda_segment_costs_sm90;
     const int64_t T = plan->varlen ? plan->T : plan->B * plan->T;
-    const int64_t average = plan->N ? (T + plan->N - 1) / plan->N : 0;
-    const int64_t chunks = fkda_cuda_pieces_of(average, CHUNK_TOKENS);
-    struct fkda_cut cut = fkda_cuda_choose_cut(T, plan->N, plan->HV, device->num_sms, costs);
-    struct fkda_segments segments = fkda_cuda_plan_segments(plan->T, plan->N, plan->varlen, cut);
-    while (fkda_cuda_segment_bytes(&segments, plan->HV) > workspace_bytes) {
-        const int64_t fewer = (chunks - 1) / cut.chunks; /* one piece less */
-        cut.lead = fkda_cuda_choose_lead(fewer, plan->N * plan->HV, device->num_sms);
-        cut.chunks = cut.lead < fewer ? (int32_t)((chunks + fewer - 1) / fewer) : 0;
-        segments = fkda_cuda_plan_segments(plan->T, plan->N, plan->varlen, cut);
-    }
+    const struct fkda_cut cut =
+        fkda_cuda_choose_cut(T, plan->N, plan->HV, device->num_sms, costs);
     *us = plan->N == 0
               ? 0.0
               : fkda_cuda_predict_sm90_us(T, plan->N, plan->HV, device->num_sms, cut, costs);
-    return segments;
+    return fkda_cuda_plan_segments(plan->T, plan->N, plan->varlen, cut);
 }
 
 fkda_status fkda_cuda_choose_path(const struct fkda_plan *plan,
                                   const struct fkda_cuda_device *device, enum fkda_cuda_path wish,
-                                  size_t workspace_bytes, enum fkda_cuda_path *path,
-                                  struct fkda_segments *segments, struct fkda_reason note,
-                                  struct fkda_reason reason)
+                                  enum fkda_cuda_path *path, struct fkda_segments *segments,
+                                  struct fkda_reason note, struct fkda_reason reason)
 {
     char why[FKDA_REASON_BYTES];
     double sm90_us = 0.0;
@@ -128,7 +118,7 @@ fkda_status fkda_cuda_choose_path(const struct fkda_plan *plan,
         return wish == FKDA_CUDA_PATH_SM90
                    ? fkda_fail(reason, FKDA_ERROR_UNSUPPORTED, "FLASH_KDA_CUDA_PATH: sm90: %s", why)
                    : fkda_fail(note, FKDA_OK, "%s", why);
-    *segments = plan_cut(plan, device, workspace_bytes, &sm90_us);
+    *segments = plan_segments(plan, device, &sm90_us);
     if (wish == FKDA_CUDA_PATH_AUTO && plan->N > 0) {
         const int64_t T = plan->varlen ? plan->T : plan->B * plan->T;
         const double sm80_us = fkda_cuda_predict_sm80_us(T, plan->N, plan->HV, device->num_sms);

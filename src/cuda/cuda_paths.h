@@ -26,12 +26,11 @@ fkda_status fkda_cuda_check_sm90(const struct fkda_plan *plan,
                                  const struct fkda_cuda_device *device, struct fkda_reason reason);
 
 /* wish: FLASH_KDA_CUDA_PATH. *path: SM80 or SM90. *segments: for path sm90, its arrays not yet
- * placed; they fit into workspace_bytes. `note` takes why that is not the fastest there
- * is, "" where it is. Fails only for a wish that cannot be had. */
+ * placed. `note` takes why that is not the fastest there is, "" where it is. Fails only for a wish
+ * that cannot be had. */
 fkda_status fkda_cuda_choose_path(const struct fkda_plan *plan,
                                   const struct fkda_cuda_device *device, enum fkda_cuda_path wish,
-                                  size_t workspace_bytes, enum fkda_cuda_path *path,
-                                  struct fkda_segments *segments, struct fkda_reason note,
-                                  struct fkda_reason reason);
+                                  enum fkda_cuda_path *path, struct fkda_segments *segments,
+                                  struct fkda_reason note, struct fkda_reason reason);
 
 #endif

@@ -32,8 +32,9 @@ int fkda_cuda_choose_combine_rows(int64_t chains, int num_sms)
 
 int fkda_cuda_choose_join_shares(int64_t segments, int64_t chunks, int num_sms)
 {
-    const int64_t wanted = divide_up(2 * (int64_t)num_sms, segments);
-    return (int)(wanted < chunks ? wanted : chunks);
+    const int64_t most = 2 * (int64_t)num_sms / segments; /* two blocks run on an SM */
+    const int64_t shares = most < chunks ? most : chunks;
+    return shares > 1 ? (int)shares : 1;
 }
 
 /* Blocks run in rounds of one for each SM. */
@@ -98,6 +99,7 @@ struct fkda_cut fkda_cuda_choose_cut(int64_t T, int64_t N, int64_t HV, int num_s
                                      const struct fkda_segment_costs *costs)
 {
     struct fkda_cut best = {0, 0};
+    num_sms = num_sms < MOST_SMS ? num_sms : MOST_SMS;
     if (T <= 0 || N <= 0 || HV <= 0 || N > num_sms / HV)
         return best; /* every SM has a chain: more work can only cost */
     const int64_t chunks = chunks_of_sequence(T, N), chains = N * HV;

@@ -307,7 +307,7 @@ static void test_sm90_packed_and_split(void **state)
     p->args.cu_seqlens = INDICES(p, FKDA_I64, 0, 950, 2000);
     p->args.initial_state = states(&call, 2, FKDA_F32, true);
     p->args.final_state = states(&call, 2, FKDA_F32, false);
-    run_and_compare(&call, "cuda/sm90/summaries+combine+segments_bounded");
+    run_and_compare(&call, "cuda/sm90/segments+combine+join_bounded");
 }
 
 static void test_sm90_many_chains(void **state)

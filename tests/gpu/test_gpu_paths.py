@@ -43,7 +43,7 @@ def test_info_names_the_path_of_the_device(monkeypatch):
 
 @pytest.mark.parametrize(
     "T, H, kernel",
-    [(40, 1, "forward"), (512, 8, None), (1000, 2, "summaries+combine+segments")],
+    [(40, 1, "forward"), (512, 8, None), (1000, 2, "segments+combine+join")],
 )
 def test_the_faster_path_is_taken(hopper, T, H, kernel):
     """As the cost model has it for 132 multiprocessors."""

@@ -25,8 +25,6 @@ struct choice {
     char note[128], reason[FKDA_REASON_BYTES];
 };
 
-static size_t workspace_bytes = (size_t)1 << 40;
-
 static struct choice choose(const fkda_args *args, const struct fkda_cuda_device *device,
                             enum fkda_cuda_path wish)
 {
@@ -35,7 +33,7 @@ static struct choice choose(const fkda_args *args, const struct fkda_cuda_device
     struct fkda_plan plan;
     if (fkda_validate(args, FKDA_CALL_FORWARD, &plan, reason) != FKDA_OK)
         fail_msg("%s", c.reason);
-    c.status = fkda_cuda_choose_path(&plan, device, wish, workspace_bytes, &c.path, &c.segments,
+    c.status = fkda_cuda_choose_path(&plan, device, wish, &c.path, &c.segments,
                                      (struct fkda_reason){c.note, sizeof c.note}, reason);
     return c;
 }
@@ -129,8 +127,9 @@ static void test_the_faster_path_is_chosen(void **state)
             fkda_args args = device_call(N, T);
             struct choice c = choose(&args, &H200, FKDA_CUDA_PATH_AUTO);
             const double sm80 = fkda_cuda_predict_sm80_us(N * T, N, HV, H200.num_sms);
-            const double sm90 = fkda_cuda_predict_segments_us(
-                N * T, N, HV, H200.num_sms, c.segments.chunks, &fkda_segment_costs_sm90);
+            const struct fkda_cut cut = {c.segments.chunks, c.segments.lead};
+            const double sm90 = fkda_cuda_predict_sm90_us(N * T, N, HV, H200.num_sms, cut,
+                                                          &fkda_segment_costs_sm90);
             assert_int_equal(c.path == FKDA_CUDA_PATH_SM90, sm90 <= sm80);
             chosen[sm90 <= sm80]++;
             if (c.path == FKDA_CUDA_PATH_SM80)
@@ -142,30 +141,20 @@ static void test_the_faster_path_is_chosen(void **state)
     assert_true(chosen[0] > 0 && chosen[1] > 0);
 }
 
-/* Few chains are cut into segments, if the workspace holds what that needs. */
+/* Few chains are cut into segments. */
 static void test_segments(void **state)
 {
     (void)state;
-    struct fkda_cuda_device device = H200;
     fkda_args args = device_call(1, 8192);
-    device.num_sms = 8 * HV; /* room for segments of every head */
-    struct choice c = choose(&args, &device, FKDA_CUDA_PATH_SM90);
-    assert_true(c.segments.chunks > 0);
-    assert_int_equal(c.segments.slots, fkda_cuda_segment_slots(8192, 1, 0, 32 * c.segments.chunks));
-    workspace_bytes = fkda_cuda_segment_bytes(&c.segments, HV);
-    assert_int_equal(choose(&args, &device, FKDA_CUDA_PATH_SM90).segments.chunks,
-                     c.segments.chunks);
-    const int32_t wanted = c.segments.chunks;
-    workspace_bytes--; /* longer segments need less */
-    c = choose(&args, &device, FKDA_CUDA_PATH_SM90);
-    assert_int_equal(c.segments.chunks, 2 * wanted);
-    assert_true(fkda_cuda_segment_bytes(&c.segments, HV) <= workspace_bytes);
-    workspace_bytes = 0;
-    c = choose(&args, &device, FKDA_CUDA_PATH_SM90);
+    struct choice c = choose(&args, &H200, FKDA_CUDA_PATH_SM90);
     assert_int_equal(c.segments.chunks, 0);
-    assert_int_equal(c.status, FKDA_OK);
-    workspace_bytes = (size_t)1 << 40;
-    assert_int_equal(choose(&args, &H200, FKDA_CUDA_PATH_SM90).segments.chunks, 0);
+    args.HV = H; /* leaves multiprocessors for segments of every head */
+    c = choose(&args, &H200, FKDA_CUDA_PATH_SM90);
+    const struct fkda_cut cut =
+        fkda_cuda_choose_cut(8192, 1, H, H200.num_sms, &fkda_segment_costs_sm90);
+    const struct fkda_segments expected = fkda_cuda_plan_segments(8192, 1, 0, cut);
+    assert_true(c.segments.chunks > 0);
+    assert_memory_equal(&c.segments, &expected, sizeof expected);
 }
 
 static void test_kinds(void **state)

@@ -6,14 +6,24 @@ enum { SMS = 132 };
 
 static const struct fkda_segment_costs *const costs = &fkda_segment_costs_sm90;
 
-static double predict(int64_t T, int64_t N, int64_t HV, int64_t chunks)
+static double predict(int64_t T, int64_t N, int64_t HV, struct fkda_cut cut)
 {
-    return fkda_cuda_predict_segments_us(T, N, HV, SMS, chunks, costs);
+    return fkda_cuda_predict_sm90_us(T, N, HV, SMS, cut, costs);
 }
 
-static int choose(int64_t T, int64_t N, int64_t HV)
+static struct fkda_cut choose(int64_t T, int64_t N, int64_t HV)
 {
-    return fkda_cuda_choose_segment(T, N, HV, SMS, costs);
+    return fkda_cuda_choose_cut(T, N, HV, SMS, costs);
+}
+
+static int64_t divide_up(int64_t a, int64_t b)
+{
+    return a / b + (a % b != 0);
+}
+
+static int64_t chunks_of(int64_t T, int64_t N)
+{
+    return divide_up(divide_up(T, N), SEGMENT_CHUNK_TOKENS);
 }
 
 /* What a choice has to be whatever the costs are. */
@@ -23,121 +33,189 @@ static void test_any_choice_is_a_gain(void **state)
     for (int64_t N = 1; N <= 40; N += 3)
         for (int64_t HV = 1; HV <= 160; HV += HV < 8 ? 1 : 9)
             for (int64_t T = 1; T <= 1 << 20; T = T * 3 + 1) {
-                const int64_t chunks = choose(T, N, HV);
-                if (chunks == 0)
+                const struct fkda_cut cut = choose(T, N, HV), whole = {0, 0};
+                if (cut.chunks == 0)
                     continue;
-                assert_true(chunks > 0);
-                assert_int_equal(chunks % SEGMENT_UNIT_CHUNKS, 0);
-                assert_true(chunks * SEGMENT_CHUNK_TOKENS < T / N + SEGMENT_CHUNK_TOKENS);
-                assert_true(predict(T, N, HV, chunks) < costs->worthwhile * predict(T, N, HV, 0));
+                assert_true(cut.chunks >= LEAST_PIECE_CHUNKS);
+                assert_true(cut.lead >= 1);
+                assert_true((int64_t)cut.chunks * cut.lead < chunks_of(T, N));
+                assert_true(predict(T, N, HV, cut) < costs->worthwhile * predict(T, N, HV, whole));
             }
 }
 
-/* No other length of the same unit is predicted to be faster. */
-static void test_the_best_length_is_found(void **state)
+/* No other length of a piece is predicted to be faster, with whatever first segment. */
+static void test_the_best_cut_is_found(void **state)
 {
     (void)state;
-    const int64_t calls[][3] = {{8192, 1, 12}, {8192, 1, 4}, {8192, 1, 32},
+    const int64_t calls[][3] = {{8192, 1, 12}, {8192, 1, 4}, {8192, 1, 32},   {8192, 1, 64},
                                 {2048, 1, 12}, {6000, 3, 5}, {65536, 1, 12}};
     for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
-        const int64_t T = calls[i][0], N = calls[i][1], HV = calls[i][2];
-        const int chosen = choose(T, N, HV);
-        assert_true(chosen > 0);
-        /* below 256 segments, which are never wanted here */
-        for (int64_t chunks = SEGMENT_UNIT_CHUNKS; chunks * SEGMENT_CHUNK_TOKENS < T / N;
-             chunks += SEGMENT_UNIT_CHUNKS)
-            assert_true(predict(T, N, HV, chosen) <= predict(T, N, HV, chunks));
+        const int64_t T = calls[i][0], N = calls[i][1], HV = calls[i][2], chunks = chunks_of(T, N);
+        const struct fkda_cut chosen = choose(T, N, HV);
+        assert_true(chosen.chunks > 0);
+        for (int32_t length = LEAST_PIECE_CHUNKS; length < chunks; length++) {
+            const int64_t pieces = divide_up(chunks, length);
+            if (pieces * N * HV > MOST_ROUNDS * SMS)
+                continue;
+            for (int32_t lead = 1; lead < pieces; lead++)
+                assert_true(predict(T, N, HV, chosen) <=
+                            predict(T, N, HV, (struct fkda_cut){length, lead}) + 1e-9);
+        }
     }
+}
+
+/* First segments end when the others do, or a piece before: 64 heads on 132 SMs leave 68, which
+ * take a third of the tokens twice while 64 take two thirds. */
+static void test_first_segments(void **state)
+{
+    (void)state;
+    assert_int_equal(fkda_cuda_choose_lead(3, 64, SMS), 2);
+    assert_int_equal(fkda_cuda_choose_lead(6, 12, SMS), 1);
+    assert_int_equal(fkda_cuda_choose_lead(2, SMS, SMS), 2); /* all there is */
+    for (int64_t chains = 1; chains < SMS; chains++)
+        for (int64_t pieces = 2; pieces < 50; pieces++) {
+            const int64_t lead = fkda_cuda_choose_lead(pieces, chains, SMS);
+            assert_in_range(lead, 1, pieces);
+            assert_true((SMS - chains) * lead >= 2 * (pieces - lead) * chains);
+            if (lead > 1)
+                assert_true((SMS - chains) * (lead - 1) < 2 * (pieces - lead + 1) * chains);
+        }
 }
 
 static void test_enough_chains_are_not_split(void **state)
 {
     (void)state;
-    assert_int_equal(choose(8192, 1, 96), 0);
-    assert_int_equal(choose(8192, 1, SMS), 0);
-    assert_int_equal(choose(1 << 20, 1, SMS + 1), 0);
-    assert_int_equal(choose(1 << 20, 64, 4), 0);
-    assert_int_equal(choose(INT32_MAX - 16, INT32_MAX / 8, 8), 0);
+    assert_int_equal(choose(8192, 1, 128).chunks, 0);
+    assert_int_equal(choose(8192, 1, SMS).chunks, 0);
+    assert_int_equal(choose(1 << 20, 1, SMS + 1).chunks, 0);
+    assert_int_equal(choose(1 << 20, 64, 4).chunks, 0);
+    assert_int_equal(choose(INT32_MAX - 16, INT32_MAX / 8, 8).chunks, 0);
 }
 
 static void test_short_calls_are_not_split(void **state)
 {
     (void)state;
-    assert_int_equal(choose(0, 1, 1), 0);
-    assert_int_equal(choose(0, 0, 1), 0);
-    assert_int_equal(choose(1, 1, 1), 0);
-    assert_int_equal(choose(SEGMENT_UNIT_CHUNKS * SEGMENT_CHUNK_TOKENS, 1, 1), 0);
-    assert_int_equal(choose(128 * 8, 8, 1), 0);
+    assert_int_equal(choose(0, 1, 1).chunks, 0);
+    assert_int_equal(choose(0, 0, 1).chunks, 0);
+    assert_int_equal(choose(1, 1, 1).chunks, 0);
+    assert_int_equal(choose(LEAST_PIECE_CHUNKS * SEGMENT_CHUNK_TOKENS, 1, 1).chunks, 0);
+    assert_int_equal(choose(128 * 8, 8, 1).chunks, 0);
 }
 
-/* By hand: 8192 tokens of 12 heads in 11 segments of 24 chunks are 240 blocks in the first pass and
- * 132 in the second. */
+/* By hand. 8192 tokens of 12 heads in 11 pieces of 24 chunks: 252 blocks run in two rounds. Of 64
+ * heads in 3 pieces of 86 chunks, the first two one segment: 256 blocks' time, two rounds as well. */
 static void test_prediction(void **state)
 {
     (void)state;
     const struct fkda_segment_costs plain = {.chunk_us = 3.0,
                                              .start_us = 2.0,
-                                             .pass1_share = 0.75,
                                              .combine_us = 1.0,
+                                             .join_us = 0.5,
                                              .launch_us = 4.0,
                                              .worthwhile = 0.95};
-    const double expected = (3.0 * 24 + 2.0) * (0.75 * 2 + 1) + 11 * 1.0 + 2 * 4.0;
-    assert_true(fkda_cuda_predict_segments_us(8192, 1, 12, 132, 24, &plain) == expected);
-    assert_true(fkda_cuda_predict_segments_us(8192, 1, 12, 132, 0, &plain) == 3.0 * 256 + 2.0);
-    assert_true(fkda_cuda_predict_segments_us(8192, 1, 12, 132, 256, &plain) == 3.0 * 256 + 2.0);
-    assert_true(fkda_cuda_predict_segments_us(8192, 1, 133, 132, 0, &plain) ==
+    const struct fkda_cut whole = {0, 0}, cut = {24, 1}, long_first = {86, 2}, all = {256, 1};
+    assert_true(fkda_cuda_predict_sm90_us(8192, 1, 12, 132, cut, &plain) ==
+                (3.0 * 24 + 2.0) * 2 + 11 * 1.0 + 0.5 * (256 - 24) * 12 + 2 * 4.0);
+    assert_true(fkda_cuda_predict_sm90_us(8192, 1, 64, 132, long_first, &plain) ==
+                (3.0 * 86 + 2.0) * 2 + 2 * 4 * 1.0 + 0.5 * (256 - 172) * 64 + 2 * 4.0);
+    assert_true(fkda_cuda_predict_sm90_us(8192, 1, 12, 132, whole, &plain) == 3.0 * 256 + 2.0);
+    assert_true(fkda_cuda_predict_sm90_us(8192, 1, 12, 132, all, &plain) == 3.0 * 256 + 2.0);
+    assert_true(fkda_cuda_predict_sm90_us(8192, 1, 133, 132, whole, &plain) ==
                 2 * (3.0 * 256 + 2.0));
 }
 
-/* Both arrays lie in what is asked for, wherever that begins. */
+/* All arrays lie in what is asked for, wherever that begins, one behind the other. */
 static void test_places(void **state)
 {
     (void)state;
     const int64_t HV = 3;
-    struct fkda_segments segments = fkda_cuda_plan_segments(1000, 2, 1, 4);
-    assert_int_equal(segments.slots, 1000 / 128 + 2);
+    struct fkda_segments segments = fkda_cuda_plan_segments(1000, 2, 1, (struct fkda_cut){4, 2});
+    assert_int_equal(segments.slots, 1000 / 128 + 2 - 1);
     const size_t bytes = fkda_cuda_segment_bytes(&segments, HV);
-    const uintptr_t images = (uintptr_t)segments.slots * 3 * 128 * 128 * sizeof(float);
+    const uintptr_t pairs = (uintptr_t)segments.slots * HV, images = pairs * 128 * 128 * 4;
     for (uintptr_t start = 4096; start < 4096 + 512; start++) {
         fkda_cuda_place_segments(&segments, HV, (void *)start);
         const uintptr_t entry = (uintptr_t)segments.entry;
         assert_int_equal(entry % 256, 0);
         assert_true(entry >= start);
         assert_int_equal((uintptr_t)segments.transition, entry + images);
-        assert_true(entry + 2 * images <= start + bytes);
+        assert_int_equal((uintptr_t)segments.response, entry + 2 * images);
+        assert_int_equal((uintptr_t)segments.forced, entry + 2 * images + pairs * 4 * 32 * 256);
+        assert_true(entry + 2 * images + pairs * 4 * 32 * (256 + 384) <= start + bytes);
     }
-    segments = fkda_cuda_plan_segments(1000, 2, 1, 0);
+    segments = fkda_cuda_plan_segments(1000, 2, 1, (struct fkda_cut){0, 0});
     assert_int_equal(segments.chunks, 0);
     assert_int_equal(fkda_cuda_segment_bytes(&segments, HV), 0);
+}
+
+/* The number that a caller gets without a device is enough for what is chosen on one. */
+static void test_the_most_is_enough(void **state)
+{
+    (void)state;
+    size_t chosen = 0;
+    for (int sms = 78; sms <= 264; sms += 31)
+        for (int64_t N = 1; N <= 100; N += N / 2 + 1)
+            for (int64_t HV = 1; HV <= 100; HV += HV / 3 + 1)
+                for (int64_t T = 1; T <= 1 << 21; T = T * 5 / 2 + 1)
+                    for (int varlen = 0; varlen <= 1; varlen++) {
+                        const int64_t tokens = varlen ? T : N * T;
+                        const struct fkda_cut cut =
+                            fkda_cuda_choose_cut(tokens, N, HV, sms, costs);
+                        const struct fkda_segments segments =
+                            fkda_cuda_plan_segments(T, N, varlen, cut);
+                        const size_t bytes = fkda_cuda_segment_bytes(&segments, HV);
+                        assert_true(bytes <= fkda_cuda_most_segment_bytes(T, N, HV, varlen));
+                        chosen += bytes > 0;
+                    }
+    assert_true(chosen > 100);
+    assert_int_equal(fkda_cuda_most_segment_bytes(8192, 1, MOST_SMS + 1, 1), 0);
+    assert_int_equal(fkda_cuda_most_segment_bytes(0, 4, 4, 0), 0);
+    assert_int_equal(fkda_cuda_most_segment_bytes(64, 0, 4, 1), 0);
 }
 
 static void test_slots(void **state)
 {
     (void)state;
-    assert_int_equal(fkda_cuda_segments_of(0, 128), 1);
-    assert_int_equal(fkda_cuda_segments_of(128, 128), 1);
-    assert_int_equal(fkda_cuda_segments_of(129, 128), 2);
-    assert_int_equal(fkda_cuda_segment_slots(0, 3, 0, 128), 3);
-    assert_int_equal(fkda_cuda_segment_slots(129, 3, 0, 128), 6);
-    assert_int_equal(fkda_cuda_segment_slots(INT32_MAX, 2, 0, 128), 2 * ((1LL << 31) / 128));
+    const struct fkda_cut cut = {4, 1};
+    assert_int_equal(fkda_cuda_pieces_of(0, 128), 1);
+    assert_int_equal(fkda_cuda_pieces_of(128, 128), 1);
+    assert_int_equal(fkda_cuda_pieces_of(129, 128), 2);
+    assert_int_equal(fkda_cuda_plan_segments(0, 3, 0, cut).slots, 3);
+    assert_int_equal(fkda_cuda_plan_segments(129, 3, 0, cut).slots, 6);
+    assert_int_equal(fkda_cuda_plan_segments(INT32_MAX, 2, 0, cut).slots, 2 * ((1LL << 31) / 128));
+    assert_int_equal(fkda_cuda_plan_segments(129, 3, 0, (struct fkda_cut){4, 2}).slots, 5);
+    assert_int_equal(fkda_cuda_plan_segments(129, 1, 0, (struct fkda_cut){4, 9}).slots, 1);
 }
 
-/* Varlen: cu[n] / segment + n is where the segments of sequence n begin. */
+/* Varlen: cu[n] / piece + n is where the pieces of sequence n begin. */
 static void test_slots_of_ragged_sequences_do_not_meet(void **state)
 {
     (void)state;
     const int64_t lengths[] = {0, 1, 127, 128, 129, 0, 0, 1000, 128, 128, 3, 0};
     const int64_t count = sizeof lengths / sizeof lengths[0];
-    for (int64_t segment = 128; segment <= 1024; segment *= 2) {
-        int64_t cu = 0, free_slot = 0;
-        for (int64_t n = 0; n < count; n++) {
-            const int64_t base = cu / segment + n;
-            assert_true(base >= free_slot);
-            free_slot = base + fkda_cuda_segments_of(lengths[n], segment);
-            cu += lengths[n];
+    for (int32_t chunks = 4; chunks <= 32; chunks *= 2)
+        for (int32_t lead = 1; lead <= 3; lead++) {
+            const int64_t piece = 32 * (int64_t)chunks;
+            int64_t cu = 0, free_slot = 0;
+            for (int64_t n = 0; n < count; n++) {
+                const int64_t base = cu / piece + n;
+                assert_true(base >= free_slot);
+                free_slot = base + fkda_cuda_pieces_of(lengths[n], piece);
+                cu += lengths[n];
+            }
+            const struct fkda_cut cut = {chunks, lead};
+            assert_true(free_slot - (lead - 1) <=
+                        fkda_cuda_plan_segments(cu, count, 1, cut).slots);
         }
-        assert_true(free_slot <= fkda_cuda_segment_slots(cu, count, 1, segment));
-    }
+}
+
+/* Blocks of the join step: two for each SM where segments are few, and never without a chunk. */
+static void test_shares_of_a_join(void **state)
+{
+    (void)state;
+    assert_int_equal(fkda_cuda_choose_join_shares(60, 43, SMS), 4);
+    assert_int_equal(fkda_cuda_choose_join_shares(1, 43, SMS), 43);
+    assert_int_equal(fkda_cuda_choose_join_shares(1000, 43, SMS), 1);
 }
 
 static void test_rows_of_a_combine_block(void **state)
@@ -171,13 +249,16 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_any_choice_is_a_gain),
-        cmocka_unit_test(test_the_best_length_is_found),
+        cmocka_unit_test(test_the_best_cut_is_found),
+        cmocka_unit_test(test_first_segments),
         cmocka_unit_test(test_enough_chains_are_not_split),
         cmocka_unit_test(test_short_calls_are_not_split),
         cmocka_unit_test(test_prediction),
         cmocka_unit_test(test_places),
+        cmocka_unit_test(test_the_most_is_enough),
         cmocka_unit_test(test_slots),
         cmocka_unit_test(test_slots_of_ragged_sequences_do_not_meet),
+        cmocka_unit_test(test_shares_of_a_join),
         cmocka_unit_test(test_rows_of_a_combine_block),
         cmocka_unit_test(test_items_of_a_block),
     };

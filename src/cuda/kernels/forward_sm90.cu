@@ -14,7 +14,6 @@
  * Bounded gate, bf16 inputs that the copy engine can read, K = V = 128; launched by launch_sm90.c.
  * tests/unit/test_forward_barriers.c has a model of the waits and arrivals here: keep it so.
  */
-#include "cuda/ptx/dependent_launch.cuh"
 #include "cuda/ptx/global_access.cuh"
 #include "cuda/tile/chunk_factors.cuh"
 #include "cuda/tile/chunk_solve.cuh"
@@ -527,8 +526,8 @@ static __device__ __forceinline__ void find_items(const struct fkda_forward_sm90
         if (pass == SEGMENTS)
             find_first_segment(a, w, n);
     } else if (pass == SEGMENTS) {
-        const int64_t later = a->items - 1 - item;
-        find_segment(a, w, later / 2, later % 2 ? FORCED : RESPONSE);
+        const int64_t later = a->items - 1 - item, images = (a->items - whole) / 2;
+        find_segment(a, w, later % images, later >= images ? FORCED : RESPONSE);
     }
 }
 
@@ -537,8 +536,6 @@ static __device__ __forceinline__ void forward(const struct fkda_forward_sm90_ar
 {
     const int items = a->items_per_block;
     struct order *const order = (struct order *)s->raw; /* until the first copy */
-    if (pass == SEGMENTS)
-        griddepcontrol_launch_dependents(); /* combine */
     if (pass == WHOLE && a->longest_first)
         order_sequences(&a->recurrence.sequences, order);
     if (threadIdx.x < 32) {
