@@ -11,7 +11,7 @@ const struct fkda_segment_costs fkda_segment_costs_sm90 = {
     .item_us = 3.0,
     .combine_us = 1.3,
     .join_us = 0.008,
-    .launch_us = 3.0,
+    .launch_us = 4.5,
     .worthwhile = 0.95,
 };
 

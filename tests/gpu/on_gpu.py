@@ -141,7 +141,7 @@ BOUNDS_SM90 = {
     "reports": (3.0e-3, 1.2e-3),
     "small": (8.0e-3, 3e-3),
     "acceptance": (6.0e-3, 6e-3),
-    "collinear": (6.5e-3, 9.5e-3),
+    "collinear": (3.5e-3, 3.5e-3),
     "long": (2.2e-3, 8e-4),
 }
 

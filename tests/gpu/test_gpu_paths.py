@@ -43,7 +43,7 @@ def test_info_names_the_path_of_the_device(monkeypatch):
 
 @pytest.mark.parametrize(
     "T, H, kernel",
-    [(40, 1, "forward"), (512, 8, None), (1000, 2, "segments+combine+join")],
+    [(40, 1, "forward"), (256, 8, None), (1000, 2, "segments+combine+join")],
 )
 def test_the_faster_path_is_taken(hopper, T, H, kernel):
     """As the cost model has it for 132 multiprocessors."""
@@ -58,6 +58,53 @@ def test_the_faster_path_is_taken(hopper, T, H, kernel):
     else:
         assert found.startswith("cuda/sm80/")
         assert note == f"sm90 is the slower path for {T} tokens, 1 sequences of {H} value heads"
+
+
+@pytest.mark.parametrize("regime", ["trained", "random"])
+def test_first_segments_of_many_heads(hopper, regime):
+    """Of 132 multiprocessors 64 have a first segment, two thirds of the sequence, and the others
+    walk the last third twice."""
+    call = shared(3200, 64, regime=regime, initial=F32)
+    check(call, bounds=regime, cut=slice(0, 4))
+    if multiprocessors() == 132:
+        assert last()[0] == "cuda/sm90/segments+combine+join_bounded"
+
+
+@pytest.mark.parametrize("final", [None, F32, BF16])
+def test_segments_and_final_states(hopper, final):
+    """Nobody may want the final states, which are what the combine step ends with."""
+    call = shared(2000, 2, cu=[0, 1100, 1130, 2000], initial=BF16)
+    got = check(call, bounds="reports", cut=slice(0, 16), final=final)
+    assert "segments" in last()[0]
+    assert same_bits(got.out, on_cpu(run(call)).out)
+
+
+@pytest.mark.parametrize("lengths", [(40, 700, 0, 17, 90, 1, 333), None])
+@pytest.mark.parametrize("N", [128, 129])
+def test_ragged_sequences_in_any_order(hopper, lengths, N):
+    """More chains than multiprocessors; up to 128 sequences are taken longest first."""
+    lengths = lengths or [n * 7 % 61 for n in range(N)]
+    H = 2 * multiprocessors() // len(lengths) + 1
+    for order in (lengths, sorted(lengths), sorted(lengths, reverse=True)):
+        cu = [sum(order[:n]) for n in range(len(order) + 1)]
+        check(shared(cu[-1], H, cu=cu, initial=F32), bounds="reports", cut=slice(0, 8))
+        assert last()[0].startswith("cuda/sm90/forward_")
+
+
+def test_a_nan_stays_in_its_row_of_a_split_sequence(hopper):
+    """Channel 5 of one head is lost from the chunk of the NaN on, and nothing else."""
+    call = moved(make(3000, 2, cu=[0, 1500, 3000], initial=F32))
+    clean = run(call)
+    assert "segments" in last()[0]
+    call.v[0, 700, 1, 5] = float("nan")
+    got = run(call)
+    lost = torch.zeros_like(got.out, dtype=torch.bool)
+    lost[0, 700 // 32 * 32 : 1500, 1, 5] = True
+    assert got.out[0, 700:1500, 1, 5].isnan().all()
+    assert same_bits(got.out[~lost], clean.out[~lost])
+    kept = torch.ones_like(got.final, dtype=torch.bool)
+    kept[0, 1, 5] = False
+    assert got.final[~kept].isnan().all() and same_bits(got.final[kept], clean.final[kept])
 
 
 def test_a_path_of_ones_own_choice(hopper, monkeypatch):

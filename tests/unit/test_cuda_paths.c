@@ -148,7 +148,7 @@ static void test_segments(void **state)
     fkda_args args = device_call(1, 8192);
     struct choice c = choose(&args, &H200, FKDA_CUDA_PATH_SM90);
     assert_int_equal(c.segments.chunks, 0);
-    args.HV = H; /* leaves multiprocessors for segments of every head */
+    args = device_call_of(1, 8192, H, H, 128); /* leaves multiprocessors for segments of each */
     c = choose(&args, &H200, FKDA_CUDA_PATH_SM90);
     const struct fkda_cut cut =
         fkda_cuda_choose_cut(8192, 1, H, H200.num_sms, &fkda_segment_costs_sm90);
