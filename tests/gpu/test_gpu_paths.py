@@ -70,11 +70,11 @@ def test_first_segments_of_many_heads(hopper, regime):
         assert last()[0] == "cuda/sm90/segments+combine+join_bounded"
 
 
-@pytest.mark.parametrize("final", [None, F32, BF16])
-def test_segments_and_final_states(hopper, final):
+@pytest.mark.parametrize("how", [{"final": False}, {"state_dtype": F32}, {"state_dtype": BF16}])
+def test_segments_and_final_states(hopper, how):
     """Nobody may want the final states, which are what the combine step ends with."""
     call = shared(2000, 2, cu=[0, 1100, 1130, 2000], initial=BF16)
-    got = check(call, bounds="reports", cut=slice(0, 16), final=final)
+    got = check(call, bounds="reports", cut=slice(0, 16), **how)
     assert "segments" in last()[0]
     assert same_bits(got.out, on_cpu(run(call)).out)
 
@@ -97,7 +97,7 @@ def test_a_nan_stays_in_its_row_of_a_split_sequence(hopper):
     clean = run(call)
     assert "segments" in last()[0]
     call.v[0, 700, 1, 5] = float("nan")
-    got = run(call)
+    got = run(call, finite=False)
     lost = torch.zeros_like(got.out, dtype=torch.bool)
     lost[0, 700 // 32 * 32 : 1500, 1, 5] = True
     assert got.out[0, 700:1500, 1, 5].isnan().all()
