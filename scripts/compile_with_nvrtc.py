@@ -24,7 +24,7 @@ ARCHS = "80 86 89 90a 100a 103a 120a 121a".split()
 
 # NVRTC knows no system headers.
 HEADERS = {
-    b"stddef.h": b"",
+    b"stddef.h": b"#define offsetof(type, member) ((unsigned long)&((type *)0)->member)\n",
     b"stdlib.h": b"",
     b"stdint.h": b"""
         typedef signed char int8_t;   typedef unsigned char uint8_t;

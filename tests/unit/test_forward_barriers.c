@@ -50,8 +50,8 @@ struct agent {
     int count;
 };
 
-/* Prepare warps: one starts the copies of raw rows, one those of v, one none (as q's in
- * SUMMARIES). A copy completes with its start: later it only holds up others. */
+/* Prepare warps: one starts the copies of raw rows, one those of v, one none (as a kernel without q
+ * would have one). A copy completes with its start: later it only holds up others. */
 enum role { FETCHES_RAW, FETCHES_VALUES, FETCHES_NOTHING };
 
 struct model {

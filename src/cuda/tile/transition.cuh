@@ -1,6 +1,6 @@
-/* transition.cuh: the order of an image of M, which pass 1 of a split forward writes and combine
- * reads: what a lane of combine loads at once, two rows and two columns, and the lanes of a warp
- * side by side (g = lane / 4, t = lane % 4),
+/* transition.cuh: the order of an image of M, which the RESPONSE items of a split forward write and
+ * combine reads: what a lane of combine loads at once, two rows and two columns, and the lanes of a
+ * warp side by side (g = lane / 4, t = lane % 4),
  *
  *     [16 columns][step of 8 rows][g][t]{ row 2t, columns 2g, 2g + 1; row 2t + 1, the same }
  */
