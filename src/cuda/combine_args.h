@@ -12,9 +12,9 @@
 enum { COMBINE_WARPS = 8, COMBINE_IMAGE_ITEMS = TILE_K * TILE_K };
 
 struct fkda_combine_args {
-    /* transition: M; of a first segment, and of a last one without final_state, not read. entry: in,
-     * B, of a first segment the state behind it; out, the state that enters; of a first segment
-     * nothing */
+    /* transition: M; of a first segment, and of a last one without final_state, not read. entry:
+     * in, B, of a first segment the state behind it; out, the state that enters; of a first
+     * segment nothing */
     struct fkda_segments segments;
     struct fkda_cuda_sequences sequences;
     struct fkda_cuda_states final_state;  /* written for sequences of two segments or more */

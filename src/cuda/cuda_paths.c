@@ -95,8 +95,7 @@ static struct fkda_segments plan_segments(const struct fkda_plan *plan,
 {
     const struct fkda_segment_costs *costs = &fkda_segment_costs_sm90;
     const int64_t T = plan->varlen ? plan->T : plan->B * plan->T;
-    const struct fkda_cut cut =
-        fkda_cuda_choose_cut(T, plan->N, plan->HV, device->num_sms, costs);
+    const struct fkda_cut cut = fkda_cuda_choose_cut(T, plan->N, plan->HV, device->num_sms, costs);
     *us = plan->N == 0
               ? 0.0
               : fkda_cuda_predict_sm90_us(T, plan->N, plan->HV, device->num_sms, cut, costs);

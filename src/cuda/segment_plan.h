@@ -51,8 +51,8 @@ struct fkda_cut fkda_cuda_choose_cut(int64_t T, int64_t N, int64_t HV, int num_s
 int32_t fkda_cuda_choose_lead(int64_t pieces, int64_t chains, int num_sms);
 
 /* Predicted time of a call. */
-double fkda_cuda_predict_sm90_us(int64_t T, int64_t N, int64_t HV, int num_sms,
-                                 struct fkda_cut cut, const struct fkda_segment_costs *costs);
+double fkda_cuda_predict_sm90_us(int64_t T, int64_t N, int64_t HV, int num_sms, struct fkda_cut cut,
+                                 const struct fkda_segment_costs *costs);
 
 /* How many sequences of so many tokens on average, of one head each, a block takes one after the
  * other, at most MOST_BLOCK_ITEMS: more than one where they are short and many, so that
@@ -64,8 +64,7 @@ int fkda_cuda_choose_items(int64_t items, int64_t tokens, int num_sms,
 double fkda_cuda_predict_sm80_us(int64_t T, int64_t N, int64_t HV, int num_sms);
 
 /* Slots and layout for that cut; T: dense, tokens of a sequence; varlen, of all. */
-struct fkda_segments fkda_cuda_plan_segments(int64_t T, int64_t N, int varlen,
-                                             struct fkda_cut cut);
+struct fkda_segments fkda_cuda_plan_segments(int64_t T, int64_t N, int varlen, struct fkda_cut cut);
 
 /* Bytes of all arrays, and where they begin in a workspace of at least so many (256-byte aligned
  * inside it). */

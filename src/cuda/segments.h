@@ -11,10 +11,10 @@ enum {
 
 /* Sequences cut into pieces of `chunks` chunks from their start, so that few heads fill the device.
  * The first `lead` pieces are one segment, the others one each: each of those is walked twice, and
- * meanwhile the first one can be longer. Piece i of sequence n has number base(n) + i, where base is
- * n per_sequence, or for varlen cu_seqlens[n] / (32 chunks) + n. Images are there for `slots` pieces
- * from number lead - 1 on: those of states, fp32 [slots][HV][V, 128], for the last piece of a
- * segment; those of outputs, [slots][HV][chunks], for each chunk of the segments but the first:
+ * meanwhile the first one can be longer. Piece i of sequence n has number base(n) + i, where base
+ * is n per_sequence, or for varlen cu_seqlens[n] / (32 chunks) + n. Images are there for `slots`
+ * pieces from number lead - 1 on: those of states, fp32 [slots][HV][V, 128], for the last piece of
+ * a segment; those of outputs, [slots][HV][chunks], for each chunk of the segments but the first:
  *
  *     response  [32 tokens][128 rows of the identity] fp16, RESPONSE_BYTES; the 16-byte pieces of a
  *               token permuted by token % 8, so that ldmatrix meets no bank twice

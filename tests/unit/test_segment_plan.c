@@ -47,7 +47,7 @@ static void test_any_choice_is_a_gain(void **state)
 static void test_the_best_cut_is_found(void **state)
 {
     (void)state;
-    const int64_t calls[][3] = {{8192, 1, 12}, {8192, 1, 4}, {8192, 1, 32},   {8192, 1, 64},
+    const int64_t calls[][3] = {{8192, 1, 12}, {8192, 1, 4}, {8192, 1, 32}, {8192, 1, 64},
                                 {2048, 1, 12}, {6000, 3, 5}, {65536, 1, 12}};
     for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
         const int64_t T = calls[i][0], N = calls[i][1], HV = calls[i][2], chunks = chunks_of(T, N);
@@ -103,7 +103,8 @@ static void test_short_calls_are_not_split(void **state)
 }
 
 /* By hand. 8192 tokens of 12 heads in 11 pieces of 24 chunks: 252 blocks run in two rounds. Of 64
- * heads in 3 pieces of 86 chunks, the first two one segment: 256 blocks' time, two rounds as well. */
+ * heads in 3 pieces of 86 chunks, the first two one segment: 256 blocks' time, two rounds as well.
+ */
 static void test_prediction(void **state)
 {
     (void)state;
@@ -159,8 +160,7 @@ static void test_the_most_is_enough(void **state)
                 for (int64_t T = 1; T <= 1 << 21; T = T * 5 / 2 + 1)
                     for (int varlen = 0; varlen <= 1; varlen++) {
                         const int64_t tokens = varlen ? T : N * T;
-                        const struct fkda_cut cut =
-                            fkda_cuda_choose_cut(tokens, N, HV, sms, costs);
+                        const struct fkda_cut cut = fkda_cuda_choose_cut(tokens, N, HV, sms, costs);
                         const struct fkda_segments segments =
                             fkda_cuda_plan_segments(T, N, varlen, cut);
                         const size_t bytes = fkda_cuda_segment_bytes(&segments, HV);
@@ -204,8 +204,7 @@ static void test_slots_of_ragged_sequences_do_not_meet(void **state)
                 cu += lengths[n];
             }
             const struct fkda_cut cut = {chunks, lead};
-            assert_true(free_slot - (lead - 1) <=
-                        fkda_cuda_plan_segments(cu, count, 1, cut).slots);
+            assert_true(free_slot - (lead - 1) <= fkda_cuda_plan_segments(cu, count, 1, cut).slots);
         }
 }
 

@@ -355,8 +355,8 @@ static __device__ __forceinline__ void walk_chunk(const struct fkda_forward_sm90
         for (int i = 0; i < 3; i++)
             st_global_u32x4(to + FORCED_BYTES / 3 * i, rows[i]);
     } else if (pass == SEGMENTS && rows_are == RESPONSE) {
-        char *const to = w->images + first / CHUNK * (int64_t)RESPONSE_BYTES +
-                         response_at(token, piece);
+        char *const to =
+            w->images + first / CHUNK * (int64_t)RESPONSE_BYTES + response_at(token, piece);
         st_global_u32x4(to, rows[0]);
         st_global_u32x4(to + RESPONSE_BYTES / 2, rows[1]);
     } else {

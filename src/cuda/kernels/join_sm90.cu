@@ -3,16 +3,16 @@
  *     out_t = forced_t + scale S response_t
  *
  * forced is what the segment makes of a zero state, response_t what it makes of each row of the
- * identity (segments.h). S f and the responses are fp16, f a power of two for each value channel, and
- * sums are fp32, as where the fused kernel multiplies S by Qd. A block takes some chunks of a segment
- * of one value head; a warp has 16 value channels of them, whose rows of S stay in its registers.
- * For a split forward, so on sm_90 only; launched by launch_sm90.c.
+ * identity (segments.h). S f and the responses are fp16, f a power of two for each value channel,
+ * and sums are fp32, as where the fused kernel multiplies S by Qd. A block takes some chunks of a
+ * segment of one value head; a warp has 16 value channels of them, whose rows of S stay in its
+ * registers. For a split forward, so on sm_90 only; launched by launch_sm90.c.
  */
 #include "cuda/ptx/dependent_launch.cuh"
 #include "cuda/tile/chunk_state.cuh"
 
 enum {
-    PLACES = 4,     /* of responses in shared memory */
+    PLACES = 4,      /* of responses in shared memory */
     TARGET_LOG2 = 11 /* |S| f is below twice 2^this */
 };
 
@@ -41,7 +41,8 @@ static __device__ __forceinline__ struct share find_share(const struct fkda_join
     const int64_t n = sequence_of_piece(&a->sequences, piece, tokens, g->per_sequence);
     const int64_t slot = a->state_indices.data ? load_index(&a->state_indices, n) : n;
     const struct sequence seq = sequence_at(&a->sequences, n);
-    const int64_t segment = (piece - piece_base(&a->sequences, n, tokens, g->per_sequence)) * tokens;
+    const int64_t segment =
+        (piece - piece_base(&a->sequences, n, tokens, g->per_sequence)) * tokens;
     const int64_t left = seq.length - segment, length = left < tokens ? left : tokens;
     const int64_t first = CHUNK * first_chunk, token = seq.begin + segment + first;
     const int64_t most = CHUNK * a->share_chunks;
@@ -155,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(JOIN_THREADS, 2)
 {
     __shared__ __align__(128) struct join_shared s;
     const struct share x = find_share(&a);
-    griddepcontrol_wait(); /* also where there is nothing to do: a later kernel waits for this one */
+    griddepcontrol_wait(); /* also for nothing to do: a later kernel waits for this one */
     if (x.tokens == 0)
         return;
     if (threadIdx.x == 0) {

@@ -77,7 +77,7 @@ enum rows {
 struct head {
     struct sequence seq;
     uint16_t *out;
-    char *images; /* FORCED, RESPONSE */
+    char *images;      /* FORCED, RESPONSE */
     const void *entry; /* state image; NULL: zero, or the identity of a RESPONSE */
     void *exit;        /* NULL: not wanted */
     int h, hk;         /* value head; key head */

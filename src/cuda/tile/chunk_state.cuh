@@ -50,8 +50,8 @@ static __device__ __forceinline__ int row_of_lane(int lane)
     return 2 * (lane / 2 % 4) + lane / 8 % 2 + lane / 16 * 8;
 }
 
-/* The warp's 16 channels of out, whose lanes hold tokens of one channel, become rows of bf16 or fp16
- * in v's place. */
+/* The warp's 16 channels of out, whose lanes hold tokens of one channel, become rows of bf16 or
+ * fp16 in v's place. */
 static __device__ __forceinline__ void turn_rows(uint4 x[2], char *rows, const float o[16],
                                                  int warp, int lane, int f16)
 {
