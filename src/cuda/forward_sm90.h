@@ -26,7 +26,7 @@ struct fkda_forward_sm90_args {
     int longest_first;   /* whole sequences are taken by their length: <= ORDERED_SEQUENCES */
 };
 
-enum { JOIN_THREADS = 256 };
+enum { JOIN_THREADS = 256, JOIN_SHARED_BYTES = 90 * 1024 /* two blocks an SM */ };
 
 /* The images of a segment are `shares` blocks of join_sm90.cu. */
 struct fkda_join_args {

@@ -25,13 +25,14 @@ cudaError_t fkda_cuda_load_once(_Atomic uint64_t *ready, int device, fkda_kernel
 }
 
 cudaError_t fkda_cuda_launch_dependent(const void *kernel, unsigned blocks, unsigned threads,
-                                       void **params, cudaStream_t stream)
+                                       size_t shared_bytes, void **params, cudaStream_t stream)
 {
     cudaLaunchAttribute dependent = {.id = cudaLaunchAttributeProgrammaticStreamSerialization,
                                      .val.programmaticStreamSerializationAllowed = 1};
     const cudaLaunchConfig_t config = {
         .gridDim = {blocks, 1, 1},
         .blockDim = {threads, 1, 1},
+        .dynamicSmemBytes = shared_bytes,
         .stream = stream,
         .attrs = &dependent,
         .numAttrs = 1,

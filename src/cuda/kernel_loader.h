@@ -21,6 +21,6 @@ cudaError_t fkda_cuda_load_once(_Atomic uint64_t *ready, int device, fkda_kernel
 /* Starts a kernel whose blocks may begin before the one ahead of it on the stream has ended, and
  * wait for that by themselves (dependent_launch.cuh). */
 cudaError_t fkda_cuda_launch_dependent(const void *kernel, unsigned blocks, unsigned threads,
-                                       void **params, cudaStream_t stream);
+                                       size_t shared_bytes, void **params, cudaStream_t stream);
 
 #endif

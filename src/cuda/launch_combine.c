@@ -33,5 +33,5 @@ cudaError_t fkda_cuda_launch_combine(const struct fkda_combine_args *args, cudaS
     const unsigned slabs = (unsigned)(TILE_K / a.rows);
     return fkda_cuda_launch_dependent(combine_kernel(a.rows),
                                       (unsigned)a.sequences.N * (unsigned)a.HV * slabs,
-                                      32 * COMBINE_WARPS, params, stream);
+                                      32 * COMBINE_WARPS, 0, params, stream);
 }

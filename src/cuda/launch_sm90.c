@@ -43,15 +43,18 @@ static cudaError_t find_encoder(void)
 static cudaError_t load(void *context)
 {
     (void)context;
-    const void *const kernels[] = {(const void *)fkda_forward_sm90,
-                                   (const void *)fkda_segments_sm90};
-    struct cudaFuncAttributes attributes; /* asking for them brings the code */
+    const struct {
+        const void *kernel;
+        int shared_bytes;
+    } kernels[] = {
+        {(const void *)fkda_forward_sm90, FORWARD_SM90_SHARED_BYTES},
+        {(const void *)fkda_segments_sm90, FORWARD_SM90_SHARED_BYTES},
+        {(const void *)fkda_join_sm90, JOIN_SHARED_BYTES},
+    };
     cudaError_t error = find_encoder();
-    if (error == cudaSuccess)
-        error = cudaFuncGetAttributes(&attributes, (const void *)fkda_join_sm90);
     for (size_t i = 0; i < sizeof kernels / sizeof kernels[0] && error == cudaSuccess; i++)
-        error = cudaFuncSetAttribute(kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     FORWARD_SM90_SHARED_BYTES); /* brings the code, too */
+        error = cudaFuncSetAttribute(kernels[i].kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     kernels[i].shared_bytes); /* brings the code, too */
     return error;
 }
 
@@ -109,11 +112,10 @@ static cudaError_t launch(const void *kernel, int64_t items, int per_block,
     return cudaLaunchKernel(kernel, grid, block, params, FORWARD_SM90_SHARED_BYTES, stream);
 }
 
-static cudaError_t combine(const struct fkda_recurrence_args *r,
-                           const struct fkda_segments *segments, int device, int num_sms,
-                           cudaStream_t stream)
+static struct fkda_combine_args combine_args_of(const struct fkda_recurrence_args *r,
+                                                const struct fkda_segments *segments, int num_sms)
 {
-    const struct fkda_combine_args args = {
+    return (struct fkda_combine_args){
         .segments = *segments,
         .sequences = r->sequences,
         .final_state = r->final_state,
@@ -122,10 +124,6 @@ static cudaError_t combine(const struct fkda_recurrence_args *r,
         .HV = r->HV,
         .rows = fkda_cuda_choose_combine_rows((int64_t)r->sequences.N * r->HV, num_sms),
     };
-    cudaError_t error = fkda_cuda_load_combine(&args, device);
-    if (error == cudaSuccess)
-        error = fkda_cuda_launch_combine(&args, stream);
-    return error;
 }
 
 static cudaError_t join(const struct fkda_recurrence_args *r, const struct fkda_segments *segments,
@@ -148,7 +146,7 @@ static cudaError_t join(const struct fkda_recurrence_args *r, const struct fkda_
     };
     void *params[] = {&args};
     return fkda_cuda_launch_dependent((const void *)fkda_join_sm90, (unsigned)(images * shares),
-                                      JOIN_THREADS, params, stream);
+                                      JOIN_THREADS, JOIN_SHARED_BYTES, params, stream);
 }
 
 static int64_t average_tokens(const struct fkda_prepare_args *prepare)
@@ -184,9 +182,12 @@ cudaError_t fkda_cuda_launch_sm90(const struct fkda_prepare_args *prepare,
                       fkda_cuda_choose_items(chains, average_tokens(prepare), num_sms,
                                              &fkda_segment_costs_sm90),
                       &args, stream);
-    error = launch((const void *)fkda_segments_sm90, chains + 2 * images, 1, &args, stream);
+    const struct fkda_combine_args combine = combine_args_of(recurrence, segments, num_sms);
+    error = fkda_cuda_load_combine(&combine, device); /* before anything is written */
     if (error == cudaSuccess)
-        error = combine(recurrence, segments, device, num_sms, stream);
+        error = launch((const void *)fkda_segments_sm90, chains + 2 * images, 1, &args, stream);
+    if (error == cudaSuccess)
+        error = fkda_cuda_launch_combine(&combine, stream);
     if (error == cudaSuccess)
         error = join(recurrence, segments, num_sms, stream);
     return error;

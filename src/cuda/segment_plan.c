@@ -177,14 +177,16 @@ void fkda_cuda_place_segments(struct fkda_segments *segments, int64_t HV, void *
 }
 
 /* Pieces have at most half of the average sequence's chunks, rounded up, and LEAST_PIECE_CHUNKS or
- * more; varlen has N pieces more than their tokens are. */
+ * more; varlen has N pieces more than their tokens are. More sequences than are ever split count as
+ * that many: who has room for them may come with fewer. */
 size_t fkda_cuda_most_segment_bytes(int64_t T, int64_t N, int64_t HV, int varlen)
 {
-    if (T <= 0 || N <= 0 || N > MOST_SMS / HV)
+    if (T <= 0 || N <= 0 || HV > MOST_SMS)
         return 0;
-    const int64_t tokens = varlen ? T : N * T, chains = N * HV;
+    const int64_t tokens = varlen ? T : N * T;
+    N = N < MOST_SMS / HV ? N : MOST_SMS / HV;
     const int64_t by_length = (tokens / (SEGMENT_CHUNK_TOKENS * LEAST_PIECE_CHUNKS) + N) * HV;
-    const int64_t by_number = MOST_ROUNDS * MOST_SMS + chains;
+    const int64_t by_number = MOST_ROUNDS * MOST_SMS + N * HV;
     const int64_t pieces = by_length < by_number ? by_length : by_number;
     const int64_t chunks = (3 * divide_up(tokens, 2 * SEGMENT_CHUNK_TOKENS) + 3 * N) * HV;
     return (size_t)pieces * STATES_BYTES + (size_t)chunks * CHUNK_BYTES + SEGMENT_ALIGNMENT - 1;

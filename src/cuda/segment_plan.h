@@ -47,7 +47,7 @@ struct fkda_cut {
 struct fkda_cut fkda_cuda_choose_cut(int64_t T, int64_t N, int64_t HV, int num_sms,
                                      const struct fkda_segment_costs *costs);
 
-/* The longest first segment that takes no longer than the rest of `pieces` pieces. */
+/* The shortest first segment beside which the rest of `pieces` pieces is done. */
 int32_t fkda_cuda_choose_lead(int64_t pieces, int64_t chains, int num_sms);
 
 /* Predicted time of a call. */
@@ -71,8 +71,8 @@ struct fkda_segments fkda_cuda_plan_segments(int64_t T, int64_t N, int varlen, s
 size_t fkda_cuda_segment_bytes(const struct fkda_segments *segments, int64_t HV);
 void fkda_cuda_place_segments(struct fkda_segments *segments, int64_t HV, void *workspace);
 
-/* What is enough for any cut that fkda_cuda_choose_cut may choose; T as for
- * fkda_cuda_plan_segments. */
+/* What is enough for any cut that fkda_cuda_choose_cut may choose, also of fewer tokens and
+ * sequences; T as for fkda_cuda_plan_segments. */
 size_t fkda_cuda_most_segment_bytes(int64_t T, int64_t N, int64_t HV, int varlen);
 
 /* Pieces of a sequence: at least 1. */

@@ -16,8 +16,9 @@ enum {
  * pieces from number lead - 1 on: those of states, fp32 [slots][HV][V, 128], for the last piece of
  * a segment; those of outputs, [slots][HV][chunks], for each chunk of the segments but the first:
  *
- *     response  [32 tokens][128 rows of the identity] fp16, RESPONSE_BYTES; the 16-byte pieces of a
- *               token permuted by token % 8, so that ldmatrix meets no bank twice
+ *     response  [32 tokens][128 rows of the identity] fp16, each 16 rows times a power of two that
+ *               they share; the 16-byte pieces of a token permuted by token % 8, so that ldmatrix
+ *               meets no bank twice. Behind them the eight powers' exponents, int32
  *     forced    fp32 without their last 8 bits, FORCED_BYTES: what the thread of the state
  *               warpgroups has in its accumulators, [3][256 threads]{ 16 bytes }: see pack_forced()
  */
@@ -33,6 +34,10 @@ struct fkda_segments {
     char *forced;      /* out of a zero state */
 };
 
-enum { RESPONSE_BYTES = 32 * 128 * 2, FORCED_BYTES = 32 * 128 * 3 };
+enum {
+    RESPONSE_EXPONENTS = 32 * 128 * 2, /* where they begin */
+    RESPONSE_BYTES = RESPONSE_EXPONENTS + 8 * 4,
+    FORCED_BYTES = 32 * 128 * 3
+};
 
 #endif

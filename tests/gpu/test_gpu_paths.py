@@ -6,7 +6,7 @@ files that asks for path sm90 holds the library against it.
 
 import pytest
 import torch
-from inputs import BF16, F32, make, same_bits, shared
+from inputs import BF16, F32, make, rms_ratio, same_bits, shared, yardstick
 from on_gpu import ERRORS, check, moved, on_cpu, reason_against_sm90, run
 
 import flash_kda
@@ -107,6 +107,44 @@ def test_a_nan_stays_in_its_row_of_a_split_sequence(hopper):
     kept = torch.ones_like(got.final, dtype=torch.bool)
     kept[0, 1, 5] = False
     assert got.final[~kept].isnan().all() and same_bits(got.final[kept], clean.final[kept])
+
+
+def worst_chunk(got, want):
+    """Largest RMS ratio of 32 tokens."""
+    pairs = zip(got.double().split(32, dim=1), want.split(32, dim=1), strict=True)
+    return max(float((a - b).norm() / b.norm()) for a, b in pairs)
+
+
+def test_a_split_keeps_the_digits_of_what_decays(hopper):
+    """No value after the first 300 tokens: what is left of them decays to 1e-20 of its size, over
+    several segments, and is as accurate as ever."""
+    call = make(2000, 2, initial=F32)
+    call.A_log.zero_()
+    call.dt_bias.zero_()
+    call.g.fill_(-5.0)  # -0.033 a token
+    call.beta.fill_(-6.0)
+    call.v[:, 300:] = 0
+    want = yardstick(call)
+    got = on_cpu(run(call))
+    assert "segments" in last()[0]
+    assert float(want.out[:, -32:].abs().max()) < 1e-18 * float(want.out[:, :32].abs().max())
+    assert worst_chunk(got.out, want.out) < 6e-3
+    assert rms_ratio(got.final, want.final) < 3e-3
+
+
+def test_a_split_of_what_grows(hopper):
+    """Keys that are not normalised: what enters a segment comes out many orders larger."""
+    call = make(1000, 2, initial=F32, use_qk_l2norm_in_kernel=False)
+    call.A_log.zero_()
+    call.dt_bias.zero_()
+    call.g.fill_(-12.0)
+    call.k = (2.1 * call.k / call.k.float().norm(dim=-1, keepdim=True)).to(BF16)
+    call.beta.fill_(2.2)
+    want = yardstick(call)
+    got = on_cpu(run(call))
+    assert "segments" in last()[0]
+    assert float(want.final.abs().max()) > 1e6
+    assert rms_ratio(got.out, want.out) < 2e-2 and rms_ratio(got.final, want.final) < 2e-2
 
 
 def test_a_path_of_ones_own_choice(hopper, monkeypatch):

@@ -64,7 +64,7 @@ static void test_the_best_cut_is_found(void **state)
     }
 }
 
-/* First segments end when the others do, or a piece before: 64 heads on 132 SMs leave 68, which
+/* First segments end when the others do, or up to a piece later: 64 heads on 132 SMs leave 68, which
  * take a third of the tokens twice while 64 take two thirds. */
 static void test_first_segments(void **state)
 {
@@ -141,8 +141,10 @@ static void test_places(void **state)
         assert_true(entry >= start);
         assert_int_equal((uintptr_t)segments.transition, entry + images);
         assert_int_equal((uintptr_t)segments.response, entry + 2 * images);
-        assert_int_equal((uintptr_t)segments.forced, entry + 2 * images + pairs * 4 * 32 * 256);
-        assert_true(entry + 2 * images + pairs * 4 * 32 * (256 + 384) <= start + bytes);
+        assert_int_equal((uintptr_t)segments.forced,
+                         entry + 2 * images + pairs * 4 * RESPONSE_BYTES);
+        assert_true(entry + 2 * images + pairs * 4 * (RESPONSE_BYTES + FORCED_BYTES) <=
+                    start + bytes);
     }
     segments = fkda_cuda_plan_segments(1000, 2, 1, (struct fkda_cut){0, 0});
     assert_int_equal(segments.chunks, 0);
@@ -171,6 +173,19 @@ static void test_the_most_is_enough(void **state)
     assert_int_equal(fkda_cuda_most_segment_bytes(8192, 1, MOST_SMS + 1, 1), 0);
     assert_int_equal(fkda_cuda_most_segment_bytes(0, 4, 4, 0), 0);
     assert_int_equal(fkda_cuda_most_segment_bytes(64, 0, 4, 1), 0);
+}
+
+/* Room for many sequences is room for fewer, and for fewer tokens. */
+static void test_the_most_is_enough_for_less(void **state)
+{
+    (void)state;
+    for (int64_t HV = 1; HV <= 150; HV += HV / 2 + 1)
+        for (int64_t N = 1; N <= 300; N += N / 3 + 1)
+            for (int64_t T = 1; T <= 1 << 20; T = T * 3 + 1) {
+                const size_t most = fkda_cuda_most_segment_bytes(T, N, HV, 1);
+                assert_true(fkda_cuda_most_segment_bytes(T, N - N / 2, HV, 1) <= most);
+                assert_true(fkda_cuda_most_segment_bytes(T - T / 3, N, HV, 1) <= most);
+            }
 }
 
 static void test_slots(void **state)
@@ -255,6 +270,7 @@ int main(void)
         cmocka_unit_test(test_prediction),
         cmocka_unit_test(test_places),
         cmocka_unit_test(test_the_most_is_enough),
+        cmocka_unit_test(test_the_most_is_enough_for_less),
         cmocka_unit_test(test_slots),
         cmocka_unit_test(test_slots_of_ragged_sequences_do_not_meet),
         cmocka_unit_test(test_shares_of_a_join),

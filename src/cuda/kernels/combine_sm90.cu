@@ -20,7 +20,6 @@
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/tf32.cuh"
 #include "cuda/ptx/wgmma.cuh"
-#include "cuda/tile/bf16.cuh"
 #include "cuda/tile/transition.cuh"
 #include "cuda/tile_map.cuh"
 

@@ -338,12 +338,15 @@ static __device__ __forceinline__ void walk_chunk(const struct fkda_forward_sm90
     for (int j = 0; j < 16; j++)
         o[j] *= down[j % 4 / 2];
     uint4 rows[3];
-    if (pass == SEGMENTS && rows_are == FORCED)
+    int exponent = 0; /* of a response */
+    if (pass == SEGMENTS && rows_are == FORCED) {
         pack_forced(rows, o);
-    else if (pass == SEGMENTS && rows_are == RESPONSE)
+    } else if (pass == SEGMENTS && rows_are == RESPONSE) {
+        exponent = fit_response(o);
         turn_rows(rows, chunk->v[group][0], o, warp, lane, 1);
-    else
+    } else {
         turn_rows(rows, chunk->v[group][0], o, warp, lane, 0);
+    }
     fence_proxy_async(); /* v's place is the copy engine's next */
     wgmma_wait(0);
     wgmma_pin_f32(&x->s[0][0], 4 * GROUPS);
@@ -355,10 +358,12 @@ static __device__ __forceinline__ void walk_chunk(const struct fkda_forward_sm90
         for (int i = 0; i < 3; i++)
             st_global_u32x4(to + FORCED_BYTES / 3 * i, rows[i]);
     } else if (pass == SEGMENTS && rows_are == RESPONSE) {
-        char *const to =
-            w->images + first / CHUNK * (int64_t)RESPONSE_BYTES + response_at(token, piece);
-        st_global_u32x4(to, rows[0]);
-        st_global_u32x4(to + RESPONSE_BYTES / 2, rows[1]);
+        char *const to = w->images + first / CHUNK * (int64_t)RESPONSE_BYTES;
+        st_global_u32x4(to + response_at(token, piece), rows[0]);
+        st_global_u32x4(to + response_at(token + 16, piece), rows[1]);
+        if (lane == 0)
+            *(int *)(to + RESPONSE_EXPONENTS + 4 * (4 * group + warp)) = exponent;
+        __syncwarp(); /* one lane was alone */
     } else {
         uint16_t *const out = w->out + (first + token) * r->out.stride_t + 8 * piece;
         if (token < count)
@@ -509,8 +514,8 @@ static __device__ __forceinline__ void order_sequences(const struct fkda_cuda_se
 
 /* Finds the items of a block, a lane each: heads of one sequence in different blocks, since it may
  * be much longer than the others. Of segments a block has one: first segments, which are the
- * longest, then the later ones in both roles; where there is one sequence, the numbers that are no
- * segment come last. */
+ * longest, then the later ones in one role, then in the other. Numbers that are no segment, which
+ * cost the launch of a block, come last in either where there is one sequence. */
 static __device__ __forceinline__ void find_items(const struct fkda_forward_sm90_args *a,
                                                   const struct order *order, struct head *w,
                                                   enum pass pass)

@@ -3,24 +3,24 @@
  *     out_t = forced_t + scale S response_t
  *
  * forced is what the segment makes of a zero state, response_t what it makes of each row of the
- * identity (segments.h). S f and the responses are fp16, f a power of two for each value channel,
- * and sums are fp32, as where the fused kernel multiplies S by Qd. A block takes some chunks of a
- * segment of one value head; a warp has 16 value channels of them, whose rows of S stay in its
- * registers. For a split forward, so on sm_90 only; launched by launch_sm90.c.
+ * identity (segments.h). A block takes some chunks of a segment of one value head; a warp has 16
+ * value channels of them, whose rows of S stay in its registers. Operands are fp16 times powers of
+ * two: of S one for a channel and 16 columns, of responses one for a chunk and 16 rows. So 16 inner
+ * indices are a product of their own, in fp32, and those products are added up in fp32.
+ * For a split forward, so on sm_90 only; launched by launch_sm90.c.
  */
 #include "cuda/ptx/dependent_launch.cuh"
 #include "cuda/tile/chunk_state.cuh"
 
-enum {
-    PLACES = 4,      /* of responses in shared memory */
-    TARGET_LOG2 = 11 /* |S| f is below twice 2^this */
-};
+enum { PLACES = 4 /* of chunks in shared memory */ };
 
 struct join_shared {
     char response[PLACES][RESPONSE_BYTES];
+    char forced[PLACES][FORCED_BYTES];
     char out[2][CHUNK][128]; /* as struct chunk has it */
-    uint64_t full[PLACES];   /* the responses are there */
+    uint64_t full[PLACES];   /* the images are there */
 };
+static_assert(sizeof(struct join_shared) <= JOIN_SHARED_BYTES, "the host asks for this much");
 
 /* What a block has to do. */
 struct share {
@@ -58,60 +58,91 @@ static __device__ __forceinline__ struct share find_share(const struct fkda_join
     return x;
 }
 
-static __device__ __forceinline__ void fetch_response(struct join_shared *s, const struct share *x,
-                                                      int chunk)
+static __device__ __forceinline__ void fetch_images(struct join_shared *s, const struct share *x,
+                                                    int chunk)
 {
-    uint64_t *const full = &s->full[chunk % PLACES];
-    mbarrier_arrive_expect(full, RESPONSE_BYTES);
-    bulk_copy(s->response[chunk % PLACES], x->response + chunk * (int64_t)RESPONSE_BYTES,
-              RESPONSE_BYTES, full);
+    const int place = chunk % PLACES;
+    mbarrier_arrive_expect(&s->full[place], RESPONSE_BYTES + FORCED_BYTES);
+    bulk_copy(s->response[place], x->response + chunk * (int64_t)RESPONSE_BYTES, RESPONSE_BYTES,
+              &s->full[place]);
+    bulk_copy(s->forced[place], x->forced + chunk * (int64_t)FORCED_BYTES, FORCED_BYTES,
+              &s->full[place]);
 }
 
-static __device__ __forceinline__ void load_forced(uint4 to[3], const struct share *x, int chunk)
+/* A warp's rows of S as left operands. Bytes of exponents: the powers of the lane's rows g and
+ * g + 8, four steps (16 columns each) in a word. */
+struct entry {
+    uint32_t s[STEPS][4];
+    uint32_t exponents[2][STEPS / 4];
+};
+
+static __device__ __forceinline__ uint32_t quad_max(uint32_t x)
 {
-#pragma unroll
-    for (int i = 0; i < 3; i++)
-        to[i] = ld_global_stream_u32x4(x->forced + chunk * (int64_t)FORCED_BYTES +
-                                       FORCED_BYTES / 3 * i + 16 * threadIdx.x);
+    x = max(x, __shfl_xor_sync(~0u, x, 1));
+    return max(x, __shfl_xor_sync(~0u, x, 2));
 }
 
-/* The warp's rows of S as left operands, and scale / f of the lane's two. */
-static __device__ __forceinline__ void load_entry(uint32_t sf[STEPS][4], float up[2],
-                                                  const struct share *x, float scale)
+static __device__ __forceinline__ void load_entry(struct entry *e, const struct share *x)
 {
     const int lane = threadIdx.x % 32;
-    const float no_values[2] = {0.0f, 0.0f};
     struct walker w;
     load_state(&w, x->entry, 1, 16 * (threadIdx.x / 32) + lane / 4, lane % 4);
-    rescale(&w, no_values, TARGET_LOG2);
 #pragma unroll
-    for (int step = 0; step < STEPS; step++)
+    for (int r = 0; r < 2; r++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float *const pair = &w.s[2 * step + i / 2][2 * (i % 2)];
-            sf[step][i] = cvt_rn_f16x2(pair[0], pair[1]);
+        for (int step = 0; step < STEPS; step++) {
+            const float *const left = &w.s[2 * step][2 * r], *right = &w.s[2 * step + 1][2 * r];
+            const float m =
+                fmaxf(max_magnitude(left[0], left[1]), max_magnitude(right[0], right[1]));
+            const int exponent = exponent_to_fit(quad_max(__float_as_uint(m)));
+            const float up = exp2_int(exponent);
+            e->s[step][r] = cvt_rn_f16x2(up * left[0], up * left[1]);
+            e->s[step][2 + r] = cvt_rn_f16x2(up * right[0], up * right[1]);
+            const uint32_t byte = (uint32_t)(exponent & 0xff) << 8 * (step % 4);
+            e->exponents[r][step / 4] = step % 4 ? e->exponents[r][step / 4] | byte : byte;
         }
-    up[0] = scale * exp2_int(-w.f[0]);
-    up[1] = scale * exp2_int(-w.f[1]);
 }
 
-/* o' = S response' */
-static __device__ __forceinline__ void multiply(float o[16], const uint32_t sf[STEPS][4],
+/* o' = S response', without scale */
+static __device__ __forceinline__ void multiply(float o[16], const struct entry *e,
                                                 const char *response)
 {
     const int lane = threadIdx.x % 32;
+    const int *const exponents = (const int *)(response + RESPONSE_EXPONENTS);
 #pragma unroll
     for (int i = 0; i < 16; i++)
         o[i] = 0.0f;
 #pragma unroll
-    for (int step = 0; step < STEPS; step += 2)
+    for (int step = 0; step < STEPS; step++) {
+        float d[16] = {0};
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
+        for (int j = 0; j < 4; j += 2) {
             uint32_t b[4];
-            ldmatrix_x4(b, response + response_at(8 * j + lane % 8, 2 * step + lane / 8));
-            mma_m16n8k16_f16(o + 4 * j, sf[step], b[0], b[1]);
-            mma_m16n8k16_f16(o + 4 * j, sf[step + 1], b[2], b[3]);
+            ldmatrix_x4(
+                b, response + response_at(8 * (j + lane / 16) + lane % 8, 2 * step + lane / 8 % 2));
+            mma_m16n8k16_f16(d + 4 * j, e->s[step], b[0], b[1]);
+            mma_m16n8k16_f16(d + 4 * j + 4, e->s[step], b[2], b[3]);
         }
+        float down[2], far[2]; /* 2^-exponent; where that leaves the range, in two factors */
+        int beyond = 0;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const int own = (int)(e->exponents[r][step / 4] << (24 - 8 * (step % 4))) >> 24;
+            const int exponent = own + exponents[step];
+            const int near = min(max(exponent, -126), 126);
+            down[r] = exp2_int(-near);
+            far[r] = exp2_int(near - exponent);
+            beyond |= near - exponent;
+        }
+        if (seldom(__any_sync(~0u, beyond))) {
+#pragma unroll
+            for (int i = 0; i < 16; i++)
+                d[i] *= far[i % 4 / 2];
+        }
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            o[i] = fmaf(down[i % 4 / 2], d[i], o[i]);
+    }
 }
 
 static __device__ __forceinline__ void join_chunks(const struct fkda_join_args *a,
@@ -120,52 +151,49 @@ static __device__ __forceinline__ void join_chunks(const struct fkda_join_args *
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = warp / 4;
     const int chunks = (x->tokens + CHUNK - 1) / CHUNK, token = row_of_lane(lane);
     uint16_t *out = x->out + token * a->out.stride_t + 16 * warp + 8 * (lane % 2);
-    uint32_t sf[STEPS][4];
-    uint4 forced[3], next[3];
-    float up[2];
-    load_entry(sf, up, x, a->scale);
-    load_forced(next, x, 0);
+    struct entry entry;
+    load_entry(&entry, x);
     for (int i = 0; i < chunks; i++) {
+        const int place = i % PLACES;
         float o[16], f[16];
+        uint4 rows[3];
+        mbarrier_wait(&s->full[place], i / PLACES % 2);
+        multiply(o, &entry, s->response[place]);
 #pragma unroll
         for (int j = 0; j < 3; j++)
-            forced[j] = next[j];
-        if (i + 1 < chunks)
-            load_forced(next, x, i + 1);
-        mbarrier_wait(&s->full[i % PLACES], i / PLACES % 2);
-        multiply(o, sf, s->response[i % PLACES]);
-        unpack_forced(f, forced);
+            rows[j] = *(const uint4 *)(s->forced[place] + FORCED_BYTES / 3 * j + 16 * threadIdx.x);
+        unpack_forced(f, rows);
 #pragma unroll
         for (int j = 0; j < 16; j++)
-            o[j] = fmaf(up[j % 4 / 2], o[j], f[j]);
-        uint4 rows[2];
+            o[j] = fmaf(a->scale, o[j], f[j]);
         turn_rows(rows, s->out[group][0], o, warp % 4, lane, 0);
         if (CHUNK * i + token < x->tokens)
             st_global_u32x4(out, rows[0]);
         if (CHUNK * i + token + 16 < x->tokens)
             st_global_u32x4(out + 16 * a->out.stride_t, rows[1]);
         out += CHUNK * a->out.stride_t;
-        __syncthreads(); /* all warps have read the responses, and their rows of out */
+        __syncthreads(); /* all warps have read the images, and their rows of out */
         if (threadIdx.x == 0 && i + PLACES < chunks)
-            fetch_response(s, x, i + PLACES);
+            fetch_images(s, x, i + PLACES);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(JOIN_THREADS, 2)
     fkda_join_sm90(const __grid_constant__ struct fkda_join_args a)
 {
-    __shared__ __align__(128) struct join_shared s;
+    extern __shared__ __align__(128) char memory[];
+    struct join_shared *const s = (struct join_shared *)memory;
     const struct share x = find_share(&a);
     griddepcontrol_wait(); /* also for nothing to do: a later kernel waits for this one */
     if (x.tokens == 0)
         return;
     if (threadIdx.x == 0) {
         for (int i = 0; i < PLACES; i++)
-            mbarrier_init(&s.full[i], 1);
+            mbarrier_init(&s->full[i], 1);
         mbarrier_init_fence();
         for (int i = 0; i < PLACES && CHUNK * i < x.tokens; i++)
-            fetch_response(&s, &x, i);
+            fetch_images(s, &x, i);
     }
     __syncthreads(); /* the barriers are there */
-    join_chunks(&a, &s, &x);
+    join_chunks(&a, s, &x);
 }

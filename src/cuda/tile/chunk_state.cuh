@@ -104,6 +104,33 @@ static __device__ __forceinline__ void unpack_forced(float o[16], const uint4 x[
     }
 }
 
+/* Exponent of the power of two that brings this magnitude just below 2^15; of one that is not
+ * finite, some power. */
+static __device__ __forceinline__ int exponent_to_fit(uint32_t magnitude)
+{
+    return min(14 - ((int)(magnitude >> 23) - 127), 120);
+}
+
+static __device__ __forceinline__ float max_magnitude(float x, float y)
+{
+    return fmaxf(fabsf(x), fabsf(y));
+}
+
+/* Scales the warp's 16 rows by the power of two that makes the most of fp16; its exponent. */
+static __device__ __forceinline__ int fit_response(float o[16])
+{
+    float m = 0.0f;
+#pragma unroll
+    for (int j = 0; j < 16; j += 2)
+        m = fmaxf(m, max_magnitude(o[j], o[j + 1]));
+    const int exponent = exponent_to_fit(__reduce_max_sync(~0u, __float_as_uint(m)));
+    const float up = exp2_int(exponent);
+#pragma unroll
+    for (int j = 0; j < 16; j++)
+        o[j] *= up;
+    return exponent;
+}
+
 static __device__ __forceinline__ void set_identity(struct walker *x, int row, int t)
 {
 #pragma unroll
