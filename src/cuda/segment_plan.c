@@ -156,7 +156,7 @@ struct fkda_segments fkda_cuda_plan_segments(int64_t T, int64_t N, int varlen, s
 enum { SEGMENT_ALIGNMENT = 256, IMAGE_ITEMS = TILE_K * TILE_K };
 
 #define STATES_BYTES (2 * (size_t)IMAGE_ITEMS * sizeof(float)) /* entry and transition */
-#define CHUNK_BYTES  ((size_t)RESPONSE_BYTES + FORCED_BYTES)
+#define CHUNK_BYTES  (RESPONSE_BYTES + FORCED_BYTES + EXPONENTS * sizeof(int32_t))
 
 size_t fkda_cuda_segment_bytes(const struct fkda_segments *segments, int64_t HV)
 {
@@ -174,6 +174,8 @@ void fkda_cuda_place_segments(struct fkda_segments *segments, int64_t HV, void *
     segments->transition = segments->entry + pairs * IMAGE_ITEMS;
     segments->response = (char *)(segments->transition + pairs * IMAGE_ITEMS);
     segments->forced = segments->response + pairs * segments->chunks * RESPONSE_BYTES;
+    segments->exponent =
+        (int32_t *)(void *)(segments->forced + pairs * segments->chunks * FORCED_BYTES);
 }
 
 /* Pieces have at most half of the average sequence's chunks, rounded up, and LEAST_PIECE_CHUNKS or

@@ -18,7 +18,8 @@ enum {
  *
  *     response  [32 tokens][128 rows of the identity] fp16, each 16 rows times a power of two that
  *               they share; the 16-byte pieces of a token permuted by token % 8, so that ldmatrix
- *               meets no bank twice. Behind them the eight powers' exponents, int32
+ *               meets no bank twice
+ *     exponent  of those eight powers, int32
  *     forced    fp32 without their last 8 bits, FORCED_BYTES: what the thread of the state
  *               warpgroups has in its accumulators, [3][256 threads]{ 16 bytes }: see pack_forced()
  */
@@ -32,12 +33,13 @@ struct fkda_segments {
     float *transition; /* where a segment takes the identity, in the order of transition.cuh */
     char *response;    /* out of the identity, without scale */
     char *forced;      /* out of a zero state */
+    int32_t *exponent;
 };
 
 enum {
-    RESPONSE_EXPONENTS = 32 * 128 * 2, /* where they begin */
-    RESPONSE_BYTES = RESPONSE_EXPONENTS + 8 * 4,
-    FORCED_BYTES = 32 * 128 * 3
+    RESPONSE_BYTES = 32 * 128 * 2,
+    FORCED_BYTES = 32 * 128 * 3,
+    EXPONENTS = 8 /* of a chunk */
 };
 
 #endif

@@ -28,7 +28,8 @@ static __device__ __forceinline__ int64_t cu_at(const struct fkda_cuda_sequences
 static __device__ __forceinline__ int64_t piece_base(const struct fkda_cuda_sequences *s, int64_t n,
                                                      int tokens, int64_t per_sequence)
 {
-    return s->cu_seqlens.data ? cu_at(s, n) / tokens + n : n * per_sequence;
+    /* T is below 2^31; a 64-bit division would take a hundred instructions */
+    return s->cu_seqlens.data ? (unsigned)cu_at(s, n) / (unsigned)tokens + n : n * per_sequence;
 }
 
 static __device__ __forceinline__ int64_t tile_base(const struct fkda_cuda_sequences *s, int64_t n)
@@ -62,7 +63,7 @@ static __device__ __forceinline__ int64_t sequence_of_piece(const struct fkda_cu
                                                             int64_t per_sequence)
 {
     if (!s->cu_seqlens.data)
-        return piece / per_sequence;
+        return (unsigned)piece / (unsigned)per_sequence; /* both below 2^31 */
     const int lane = threadIdx.x % 32;
     int64_t low = 0, high = s->N; /* piece_base(low) <= piece; the answer is below high */
     while (high - low > 1) {

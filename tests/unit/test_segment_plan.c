@@ -143,8 +143,9 @@ static void test_places(void **state)
         assert_int_equal((uintptr_t)segments.response, entry + 2 * images);
         assert_int_equal((uintptr_t)segments.forced,
                          entry + 2 * images + pairs * 4 * RESPONSE_BYTES);
-        assert_true(entry + 2 * images + pairs * 4 * (RESPONSE_BYTES + FORCED_BYTES) <=
-                    start + bytes);
+        assert_int_equal((uintptr_t)segments.exponent,
+                         (uintptr_t)segments.forced + pairs * 4 * FORCED_BYTES);
+        assert_true((uintptr_t)(segments.exponent + pairs * 4 * EXPONENTS) <= start + bytes);
     }
     segments = fkda_cuda_plan_segments(1000, 2, 1, (struct fkda_cut){0, 0});
     assert_int_equal(segments.chunks, 0);

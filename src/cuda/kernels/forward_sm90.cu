@@ -332,20 +332,20 @@ static __device__ __forceinline__ void walk_chunk(const struct fkda_forward_sm90
     wgmma_commit();
     wgmma_wait(1);
     wgmma_pin_f32(o, 16);
-    const float scale = rows_are == RESPONSE ? 1.0f : r->scale; /* join scales it */
-    const float down[2] = {scale * exp2_int(-x->f[0]), scale * exp2_int(-x->f[1])};
-#pragma unroll
-    for (int j = 0; j < 16; j++)
-        o[j] *= down[j % 4 / 2];
     uint4 rows[3];
-    int exponent = 0; /* of a response */
-    if (pass == SEGMENTS && rows_are == FORCED) {
-        pack_forced(rows, o);
-    } else if (pass == SEGMENTS && rows_are == RESPONSE) {
-        exponent = fit_response(o);
+    int exponent = 0;
+    if (pass == SEGMENTS && rows_are == RESPONSE) { /* join scales it */
+        exponent = fit_response(o, x->f);
         turn_rows(rows, chunk->v[group][0], o, warp, lane, 1);
     } else {
-        turn_rows(rows, chunk->v[group][0], o, warp, lane, 0);
+        const float down[2] = {r->scale * exp2_int(-x->f[0]), r->scale * exp2_int(-x->f[1])};
+#pragma unroll
+        for (int j = 0; j < 16; j++)
+            o[j] *= down[j % 4 / 2];
+        if (pass == SEGMENTS && rows_are == FORCED)
+            pack_forced(rows, o);
+        else
+            turn_rows(rows, chunk->v[group][0], o, warp, lane, 0);
     }
     fence_proxy_async(); /* v's place is the copy engine's next */
     wgmma_wait(0);
@@ -362,7 +362,7 @@ static __device__ __forceinline__ void walk_chunk(const struct fkda_forward_sm90
         st_global_u32x4(to + response_at(token, piece), rows[0]);
         st_global_u32x4(to + response_at(token + 16, piece), rows[1]);
         if (lane == 0)
-            *(int *)(to + RESPONSE_EXPONENTS + 4 * (4 * group + warp)) = exponent;
+            w->exponent[first / CHUNK * EXPONENTS + 4 * group + warp] = exponent;
         __syncwarp(); /* one lane was alone */
     } else {
         uint16_t *const out = w->out + (first + token) * r->out.stride_t + 8 * piece;
@@ -487,6 +487,7 @@ static __device__ __forceinline__ void find_segment(const struct fkda_forward_sm
     w->exit_is_f32 = 1;
     w->images = rows == RESPONSE ? g->response + image * g->chunks * RESPONSE_BYTES
                                  : g->forced + image * g->chunks * FORCED_BYTES;
+    w->exponent = g->exponent + image * g->chunks * EXPONENTS;
 }
 
 /* Ragged sequences by length: blocks begin in the order of their numbers, and a long one must not

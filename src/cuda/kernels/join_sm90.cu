@@ -17,6 +17,7 @@ enum { PLACES = 4 /* of chunks in shared memory */ };
 struct join_shared {
     char response[PLACES][RESPONSE_BYTES];
     char forced[PLACES][FORCED_BYTES];
+    int32_t exponent[PLACES][EXPONENTS];
     char out[2][CHUNK][128]; /* as struct chunk has it */
     uint64_t full[PLACES];   /* the images are there */
 };
@@ -25,6 +26,7 @@ static_assert(sizeof(struct join_shared) <= JOIN_SHARED_BYTES, "the host asks fo
 /* What a block has to do. */
 struct share {
     const char *response, *forced; /* of its first chunk */
+    const int32_t *exponent;
     const float *entry;
     uint16_t *out;
     int tokens; /* 0: nothing */
@@ -51,6 +53,7 @@ static __device__ __forceinline__ struct share find_share(const struct fkda_join
     const int64_t chunk = image * g->chunks + first_chunk;
     x.response = g->response + chunk * RESPONSE_BYTES;
     x.forced = g->forced + chunk * FORCED_BYTES;
+    x.exponent = g->exponent + chunk * EXPONENTS;
     x.entry = g->entry + image * TILE_K * TILE_K;
     x.out = (uint16_t *)a->out.data + seq.batch * a->out.stride_b + token * a->out.stride_t +
             h * a->out.stride_h;
@@ -62,11 +65,14 @@ static __device__ __forceinline__ void fetch_images(struct join_shared *s, const
                                                     int chunk)
 {
     const int place = chunk % PLACES;
-    mbarrier_arrive_expect(&s->full[place], RESPONSE_BYTES + FORCED_BYTES);
+    mbarrier_arrive_expect(&s->full[place],
+                           RESPONSE_BYTES + FORCED_BYTES + sizeof s->exponent[place]);
     bulk_copy(s->response[place], x->response + chunk * (int64_t)RESPONSE_BYTES, RESPONSE_BYTES,
               &s->full[place]);
     bulk_copy(s->forced[place], x->forced + chunk * (int64_t)FORCED_BYTES, FORCED_BYTES,
               &s->full[place]);
+    bulk_copy(s->exponent[place], x->exponent + chunk * (int64_t)EXPONENTS,
+              sizeof s->exponent[place], &s->full[place]);
 }
 
 /* A warp's rows of S as left operands. Bytes of exponents: the powers of the lane's rows g and
@@ -92,8 +98,7 @@ static __device__ __forceinline__ void load_entry(struct entry *e, const struct 
 #pragma unroll
         for (int step = 0; step < STEPS; step++) {
             const float *const left = &w.s[2 * step][2 * r], *right = &w.s[2 * step + 1][2 * r];
-            const float m =
-                fmaxf(max_magnitude(left[0], left[1]), max_magnitude(right[0], right[1]));
+            const float m = max_magnitude(left[0], left[1], right[0], right[1]);
             const int exponent = exponent_to_fit(quad_max(__float_as_uint(m)));
             const float up = exp2_int(exponent);
             e->s[step][r] = cvt_rn_f16x2(up * left[0], up * left[1]);
@@ -103,42 +108,39 @@ static __device__ __forceinline__ void load_entry(struct entry *e, const struct 
         }
 }
 
+/* 2^-exponent of the powers in row g + 8 r of S and in a step of responses, down to fp32's least.
+ * What is more than 2^126 belongs to products that fp32 does not hold. */
+static __device__ __forceinline__ float power_down(const struct entry *e, int response, int step,
+                                                   int r)
+{
+    const int own = (int)(e->exponents[r][step / 4] << (24 - 8 * (step % 4))) >> 24;
+    const int exponent = max(own + response, -126), half = exponent / 2;
+    return exp2_int(-half) * exp2_int(half - exponent);
+}
+
 /* o' = S response', without scale */
 static __device__ __forceinline__ void multiply(float o[16], const struct entry *e,
-                                                const char *response)
+                                                const struct join_shared *s, int place)
 {
     const int lane = threadIdx.x % 32;
-    const int *const exponents = (const int *)(response + RESPONSE_EXPONENTS);
+    const char *rows = s->response[place];
 #pragma unroll
     for (int i = 0; i < 16; i++)
         o[i] = 0.0f;
 #pragma unroll
     for (int step = 0; step < STEPS; step++) {
-        float d[16] = {0};
+        const int response = s->exponent[place][step];
+        float d[16], down[2];
 #pragma unroll
         for (int j = 0; j < 4; j += 2) {
             uint32_t b[4];
             ldmatrix_x4(
-                b, response + response_at(8 * (j + lane / 16) + lane % 8, 2 * step + lane / 8 % 2));
-            mma_m16n8k16_f16(d + 4 * j, e->s[step], b[0], b[1]);
-            mma_m16n8k16_f16(d + 4 * j + 4, e->s[step], b[2], b[3]);
+                b, rows + response_at(8 * (j + lane / 16) + lane % 8, 2 * step + lane / 8 % 2));
+            mma_m16n8k16_f16_new(d + 4 * j, e->s[step], b[0], b[1]);
+            mma_m16n8k16_f16_new(d + 4 * j + 4, e->s[step], b[2], b[3]);
         }
-        float down[2], far[2]; /* 2^-exponent; where that leaves the range, in two factors */
-        int beyond = 0;
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const int own = (int)(e->exponents[r][step / 4] << (24 - 8 * (step % 4))) >> 24;
-            const int exponent = own + exponents[step];
-            const int near = min(max(exponent, -126), 126);
-            down[r] = exp2_int(-near);
-            far[r] = exp2_int(near - exponent);
-            beyond |= near - exponent;
-        }
-        if (seldom(__any_sync(~0u, beyond))) {
-#pragma unroll
-            for (int i = 0; i < 16; i++)
-                d[i] *= far[i % 4 / 2];
-        }
+        down[0] = power_down(e, response, step, 0);
+        down[1] = power_down(e, response, step, 1);
 #pragma unroll
         for (int i = 0; i < 16; i++)
             o[i] = fmaf(down[i % 4 / 2], d[i], o[i]);
@@ -158,7 +160,7 @@ static __device__ __forceinline__ void join_chunks(const struct fkda_join_args *
         float o[16], f[16];
         uint4 rows[3];
         mbarrier_wait(&s->full[place], i / PLACES % 2);
-        multiply(o, &entry, s->response[place]);
+        multiply(o, &entry, s, place);
 #pragma unroll
         for (int j = 0; j < 3; j++)
             rows[j] = *(const uint4 *)(s->forced[place] + FORCED_BYTES / 3 * j + 16 * threadIdx.x);

@@ -20,7 +20,17 @@ static __device__ __forceinline__ void mma_m16n8k16_f16(float d[4], const uint32
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* The same with bf16 operands. */
+/* D = A B */
+static __device__ __forceinline__ void mma_m16n8k16_f16_new(float d[4], const uint32_t a[4],
+                                                            uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+}
+
+/* D += A B, bf16 operands. */
 static __device__ __forceinline__ void mma_m16n8k16_bf16(float d[4], const uint32_t a[4],
                                                          uint32_t b0, uint32_t b1)
 {

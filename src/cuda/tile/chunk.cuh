@@ -78,6 +78,7 @@ struct head {
     struct sequence seq;
     uint16_t *out;
     char *images;      /* FORCED, RESPONSE */
+    int32_t *exponent; /* RESPONSE */
     const void *entry; /* state image; NULL: zero, or the identity of a RESPONSE */
     void *exit;        /* NULL: not wanted */
     int h, hk;         /* value head; key head */

@@ -108,26 +108,33 @@ static __device__ __forceinline__ void unpack_forced(float o[16], const uint4 x[
  * finite, some power. */
 static __device__ __forceinline__ int exponent_to_fit(uint32_t magnitude)
 {
-    return min(14 - ((int)(magnitude >> 23) - 127), 120);
+    return magnitude ? min(14 - ((int)(magnitude >> 23) - 127), 120) : 0;
 }
 
-static __device__ __forceinline__ float max_magnitude(float x, float y)
+/* The largest of four magnitudes. */
+static __device__ __forceinline__ float max_magnitude(float a, float b, float c, float d)
 {
-    return fmaxf(fabsf(x), fabsf(y));
+    return fmaxf(fmaxf(fabsf(a), fabsf(b)), fmaxf(fabsf(c), fabsf(d)));
 }
 
-/* Scales the warp's 16 rows by the power of two that makes the most of fp16; its exponent. */
-static __device__ __forceinline__ int fit_response(float o[16])
+/* The warp's 16 rows without f, times the power of two that makes the most of fp16; its exponent. */
+static __device__ __forceinline__ int fit_response(float o[16], const int f[2])
 {
-    float m = 0.0f;
+    float m[2], up[2];
 #pragma unroll
-    for (int j = 0; j < 16; j += 2)
-        m = fmaxf(m, max_magnitude(o[j], o[j + 1]));
-    const int exponent = exponent_to_fit(__reduce_max_sync(~0u, __float_as_uint(m)));
-    const float up = exp2_int(exponent);
+    for (int r = 0; r < 2; r++) {
+        const float *const x = o + 2 * r;
+        m[r] = exp2_int(-f[r]) * fmaxf(max_magnitude(x[0], x[1], x[4], x[5]),
+                                       max_magnitude(x[8], x[9], x[12], x[13]));
+    }
+    const uint32_t most = __reduce_max_sync(~0u, __float_as_uint(fmaxf(m[0], m[1])));
+    const int exponent = exponent_to_fit(most);
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        up[r] = exp2_int(max(min(exponent - f[r], 126), -126));
 #pragma unroll
     for (int j = 0; j < 16; j++)
-        o[j] *= up;
+        o[j] *= up[j % 4 / 2];
     return exponent;
 }
 
