@@ -64,8 +64,8 @@ static void test_the_best_cut_is_found(void **state)
     }
 }
 
-/* First segments end when the others do, or up to a piece later: 64 heads on 132 SMs leave 68, which
- * take a third of the tokens twice while 64 take two thirds. */
+/* First segments end when the others do, or up to a piece later: 64 heads on 132 SMs leave 68,
+ * which take a third of the tokens twice while 64 take two thirds. */
 static void test_first_segments(void **state)
 {
     (void)state;

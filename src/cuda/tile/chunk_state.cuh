@@ -117,7 +117,7 @@ static __device__ __forceinline__ float max_magnitude(float a, float b, float c,
     return fmaxf(fmaxf(fabsf(a), fabsf(b)), fmaxf(fabsf(c), fabsf(d)));
 }
 
-/* The warp's 16 rows without f, times the power of two that makes the most of fp16; its exponent. */
+/* The warp's 16 rows lose f and get the power of two that makes the most of fp16: its exponent. */
 static __device__ __forceinline__ int fit_response(float o[16], const int f[2])
 {
     float m[2], up[2];
