@@ -28,7 +28,7 @@ enum {
         8, /* neighbours: their rows of one token share pages and cache lines' fetches */
     /* Panels that take turns: the substitution of one hides behind the pass of the next, and all of
      * them plus a group's coefficients fit the first-level cache. */
-    PANELS_TOGETHER = 16 / VF_LANES + 1,
+    PANELS_TOGETHER = PANEL_VECS == 2 ? 2 : 5,
     /* A tail this short goes by rows: cheaper than another group, and than panels for no more */
     ROW_TOKENS = 4
 };

@@ -80,12 +80,12 @@ struct products {
 
 /* COEF_BLOCK rows, first all updates and then all products: an update is a chain of five dependent
  * operations, and with the products in between the scheduler is too small to see the next chain.
- * The second vector of the panel is there where vecs is 2. */
-FKDA_BODY void update_block(float *panel, const float *coef, int vecs, const struct four *u0,
-                            const struct four *u1)
+ * Rows are `stride` floats apart; `vecs` vectors of them are taken, u1 and p1 for the second. */
+FKDA_BODY void update_block(float *panel, int64_t stride, const float *coef, int vecs,
+                            const struct four *u0, const struct four *u1)
 {
 #pragma GCC unroll 4
-    for (int64_t d = 0; d < COEF_BLOCK; d++, coef++, panel += vecs * VF_LANES) {
+    for (int64_t d = 0; d < COEF_BLOCK; d++, coef++, panel += stride) {
         vf s0 = update_row(coef, panel, u0), s1 = s0;
         if (vecs == 2)
             s1 = update_row(coef, panel + VF_LANES, u1);
@@ -95,19 +95,36 @@ FKDA_BODY void update_block(float *panel, const float *coef, int vecs, const str
     }
 }
 
-FKDA_BODY void multiply_block(const float *panel, const float *coef, int vecs, struct products *p0,
-                              struct products *p1)
+FKDA_BODY void multiply_block(const float *panel, int64_t stride, const float *coef,
+                              struct products *p0, struct products *p1)
 {
 #pragma GCC unroll 4
-    for (int64_t d = 0; d < COEF_BLOCK; d++, coef++, panel += vecs * VF_LANES) {
-        vf s0 = vf_load(panel), s1 = vecs == 2 ? vf_load(panel + VF_LANES) : s0;
+    for (int64_t d = 0; d < COEF_BLOCK; d++, coef++, panel += stride) {
+        vf s0 = vf_load(panel), s1 = vf_load(panel + VF_LANES);
         multiply_row(coef + ROW_KD * COEF_BLOCK, s0, &p0->k);
-        if (vecs == 2)
-            multiply_row(coef + ROW_KD * COEF_BLOCK, s1, &p1->k);
+        multiply_row(coef + ROW_KD * COEF_BLOCK, s1, &p1->k);
         multiply_row(coef + ROW_QD * COEF_BLOCK, s0, &p0->q);
-        if (vecs == 2)
-            multiply_row(coef + ROW_QD * COEF_BLOCK, s1, &p1->q);
+        multiply_row(coef + ROW_QD * COEF_BLOCK, s1, &p1->q);
     }
+}
+
+/* One vector. Eight sums are as many as FMA has latency times ports, so that every delay would count:
+ * the products with k have sums of their own for odd rows. */
+FKDA_BODY void multiply_block_of_one(const float *panel, int64_t stride, const float *coef,
+                                     struct products *p, struct four *odd_k)
+{
+    struct four even = p->k, odd = *odd_k, q = p->q; /* in registers until the end */
+#pragma GCC unroll 2
+    for (int64_t d = 0; d < COEF_BLOCK; d += 2, coef += 2, panel += 2 * stride) {
+        vf s0 = vf_load(panel), s1 = vf_load(panel + stride);
+        multiply_row(coef + ROW_KD * COEF_BLOCK, s0, &even);
+        multiply_row(coef + ROW_QD * COEF_BLOCK, s0, &q);
+        multiply_row(coef + 1 + ROW_KD * COEF_BLOCK, s1, &odd);
+        multiply_row(coef + 1 + ROW_QD * COEF_BLOCK, s1, &q);
+    }
+    p->k = even;
+    p->q = q;
+    *odd_k = odd;
 }
 
 /* ---- From products to u and out -------------------------------------------------------------- */
@@ -179,26 +196,73 @@ FKDA_BODY void store_out(const struct group_io *io, int t, int vecs, vf o0, vf o
 
 /* ---- Passes ---------------------------------------------------------------------------------- */
 
+/* A pass fetches what is ahead, block by block. */
+FKDA_BODY void fetch_ahead(const struct group_io *io, int64_t block)
+{
+    for (int i = 0; i < AHEAD - 1; i++)
+        __builtin_prefetch(io->ahead[i].row + block * io->ahead[i].step, 0, 2);
+    __builtin_prefetch(io->ahead[AHEAD - 1].row + block * io->ahead[AHEAD - 1].step, 1, 3);
+}
+
+/* Vector i of a panel of `vecs`, by itself. */
+FKDA_BODY struct products walk_one(float *panel, const float *slot, int64_t K, bool update, int i,
+                                   int vecs, const float *u, const struct group_io *io)
+{
+    const struct four zero = {vf_zero(), vf_zero(), vf_zero(), vf_zero()};
+    const int64_t stride = vecs * VF_LANES;
+    struct products p = {zero, zero};
+    struct four own = zero, odd = zero;
+    if (update)
+        own = load_four(u, i);
+    panel += i * VF_LANES;
+    for (int64_t block = 0; block < K / COEF_BLOCK; block++) {
+        if (i == 0)
+            fetch_ahead(io, block);
+        if (update)
+            update_block(panel, stride, slot, 1, &own, &own);
+        multiply_block_of_one(panel, stride, slot, &p, &odd);
+        panel += COEF_BLOCK * stride;
+        slot += COEF_ROWS * COEF_BLOCK;
+    }
+    p.k.t0 = vf_add(p.k.t0, odd.t0);
+    p.k.t1 = vf_add(p.k.t1, odd.t1);
+    p.k.t2 = vf_add(p.k.t2, odd.t2);
+    p.k.t3 = vf_add(p.k.t3, odd.t3);
+    return p;
+}
+
+/* Both vectors of a panel side by side. */
+FKDA_BODY void walk_two(float *panel, const float *slot, int64_t K, bool update, const float *u,
+                        const struct group_io *io, struct products *p0, struct products *p1)
+{
+    const struct four zero = {vf_zero(), vf_zero(), vf_zero(), vf_zero()};
+    const int64_t stride = 2 * VF_LANES;
+    struct four u0 = zero, u1 = zero;
+    *p0 = *p1 = (struct products){zero, zero};
+    if (update) {
+        u0 = load_four(u, 0);
+        u1 = load_four(u, 1);
+    }
+    for (int64_t block = 0; block < K / COEF_BLOCK; block++) {
+        fetch_ahead(io, block);
+        if (update)
+            update_block(panel, stride, slot, 2, &u0, &u1);
+        multiply_block(panel, stride, slot, p0, p1);
+        panel += COEF_BLOCK * stride;
+        slot += COEF_ROWS * COEF_BLOCK;
+    }
+}
+
 /* One group over a panel of `vecs` vectors. u: of the group before, then of this one. */
 FKDA_BODY void pass_body(float *panel, const float *slot, int64_t K, bool update, int vecs,
                          float *u, const struct group_io *io)
 {
-    const struct four zero = {vf_zero(), vf_zero(), vf_zero(), vf_zero()};
-    struct products p0 = {zero, zero}, p1 = {zero, zero};
-    struct four u0 = zero, u1 = zero;
-    if (update) {
-        u0 = load_four(u, 0);
-        u1 = load_four(u, vecs - 1);
-    }
-    for (int64_t block = 0; block < K / COEF_BLOCK; block++) {
-        for (int i = 0; i < AHEAD - 1; i++)
-            __builtin_prefetch(io->ahead[i].row + block * io->ahead[i].step, 0, 2);
-        __builtin_prefetch(io->ahead[AHEAD - 1].row + block * io->ahead[AHEAD - 1].step, 1, 3);
-        if (update)
-            update_block(panel, slot, vecs, &u0, &u1);
-        multiply_block(panel, slot, vecs, &p0, &p1);
-        panel += COEF_BLOCK * vecs * VF_LANES;
-        slot += COEF_ROWS * COEF_BLOCK;
+    struct products p0, p1;
+    if (vecs == 2 && VECS_TOGETHER == 2) {
+        walk_two(panel, slot, K, update, u, io, &p0, &p1);
+    } else {
+        p0 = walk_one(panel, slot, K, update, 0, vecs, u, io);
+        p1 = vecs == 2 ? walk_one(panel, slot, K, update, 1, vecs, u, io) : p0;
     }
     struct four o0 = solve_group(io, 0, &p0, u), o1 = o0;
     if (vecs == 2)
@@ -214,7 +278,7 @@ FKDA_BODY void flush_body(float *panel, const float *slot, int64_t K, int vecs, 
 {
     struct four u0 = load_four(u, 0), u1 = load_four(u, vecs - 1);
     for (int64_t block = 0; block < K / COEF_BLOCK; block++)
-        update_block(panel + block * COEF_BLOCK * vecs * VF_LANES,
+        update_block(panel + block * COEF_BLOCK * vecs * VF_LANES, vecs * VF_LANES,
                      slot + block * COEF_ROWS * COEF_BLOCK, vecs, &u0, &u1);
 }
 

@@ -9,7 +9,8 @@ typedef __m256 vf;
 
 enum {
     VF_LANES = 8,
-    PANEL_VECS = 1 /* 4 of u and 8 sums leave 4 of the 16 registers for the row and coefficients */
+    PANEL_VECS = 2,
+    VECS_TOGETHER = 1 /* 12 sums leave 4 of the 16 registers for the row and coefficients */
 };
 
 static inline vf vf_zero(void)

@@ -10,7 +10,8 @@ typedef __m512 vf;
 
 enum {
     VF_LANES = 16,
-    PANEL_VECS = 2 /* vectors side by side in a panel: 8 of u and 16 sums fill the 32 registers */
+    PANEL_VECS = 2,   /* vectors side by side in a panel */
+    VECS_TOGETHER = 2 /* of them at once: 8 of u and 16 sums fill the 32 registers */
 };
 
 static inline vf vf_zero(void)

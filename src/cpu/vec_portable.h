@@ -13,7 +13,7 @@ typedef float vf __attribute__((vector_size(16)));
 typedef int32_t vf_bits __attribute__((vector_size(16)));
 typedef uint32_t vf_ubits __attribute__((vector_size(16)));
 
-enum { VF_LANES = 4, PANEL_VECS = 1 };
+enum { VF_LANES = 4, PANEL_VECS = 1, VECS_TOGETHER = 1 };
 
 static inline vf vf_zero(void)
 {
