@@ -108,8 +108,8 @@ FKDA_BODY void multiply_block(const float *panel, int64_t stride, const float *c
     }
 }
 
-/* One vector. Eight sums are as many as FMA has latency times ports, so that every delay would count:
- * the products with k have sums of their own for odd rows. */
+/* One vector. Eight sums are as many as FMA has latency times ports, so that every delay would
+ * count: the products with k have sums of their own for odd rows. */
 FKDA_BODY void multiply_block_of_one(const float *panel, int64_t stride, const float *coef,
                                      struct products *p, struct four *odd_k)
 {
