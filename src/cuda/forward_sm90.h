@@ -21,7 +21,7 @@ struct fkda_forward_sm90_args {
     struct fkda_prepare_args prepare;
     struct fkda_recurrence_args recurrence;
     struct fkda_segments segments;
-    int64_t items;       /* (sequence, head) pairs; of a split, images twice behind them */
+    int64_t items;       /* (sequence, head) pairs; of a split, images behind them */
     int items_per_block; /* <= MOST_BLOCK_ITEMS */
     int longest_first;   /* whole sequences are taken by their length: <= ORDERED_SEQUENCES */
 };

@@ -8,7 +8,7 @@
 #include "cuda/segment_plan.h"
 
 void fkda_forward_sm90(struct fkda_forward_sm90_args args);
-void fkda_segments_sm90(struct fkda_forward_sm90_args args);
+void fkda_pairs_sm90(struct fkda_forward_sm90_args args);
 void fkda_join_sm90(struct fkda_join_args args);
 
 enum { BOX_TOKENS = 32, BOX_CHANNELS = 64, ITEM_BYTES = 2 };
@@ -48,7 +48,7 @@ static cudaError_t load(void *context)
         int shared_bytes;
     } kernels[] = {
         {(const void *)fkda_forward_sm90, FORWARD_SM90_SHARED_BYTES},
-        {(const void *)fkda_segments_sm90, FORWARD_SM90_SHARED_BYTES},
+        {(const void *)fkda_pairs_sm90, FORWARD_SM90_SHARED_BYTES},
         {(const void *)fkda_join_sm90, JOIN_SHARED_BYTES},
     };
     cudaError_t error = find_encoder();
@@ -101,15 +101,31 @@ static cudaError_t make_maps(struct fkda_forward_sm90_args *args)
     return error;
 }
 
-static cudaError_t launch(const void *kernel, int64_t items, int per_block,
-                          struct fkda_forward_sm90_args *args, cudaStream_t stream)
+static cudaError_t launch(const void *kernel, int64_t blocks, struct fkda_forward_sm90_args *args,
+                          cudaStream_t stream)
 {
     void *params[] = {args};
-    args->items = items;
-    args->items_per_block = per_block;
-    const int64_t blocks = (items + per_block - 1) / per_block;
     const dim3 grid = {(unsigned)blocks, 1, 1}, block = {FORWARD_SM90_THREADS, 1, 1};
     return cudaLaunchKernel(kernel, grid, block, params, FORWARD_SM90_SHARED_BYTES, stream);
+}
+
+/* A block takes one item or several. */
+static cudaError_t launch_forward(struct fkda_forward_sm90_args *args, int64_t items, int per_block,
+                                  cudaStream_t stream)
+{
+    args->items = items;
+    args->items_per_block = per_block;
+    return launch((const void *)fkda_forward_sm90, (items + per_block - 1) / per_block, args,
+                  stream);
+}
+
+/* Two blocks take one item. */
+static cudaError_t launch_pairs(struct fkda_forward_sm90_args *args, int64_t items,
+                                cudaStream_t stream)
+{
+    args->items = items;
+    args->items_per_block = 1;
+    return launch((const void *)fkda_pairs_sm90, 2 * items, args, stream);
 }
 
 static struct fkda_combine_args combine_args_of(const struct fkda_recurrence_args *r,
@@ -177,15 +193,17 @@ cudaError_t fkda_cuda_launch_sm90(const struct fkda_prepare_args *prepare,
     }
     if (error != cudaSuccess)
         return error;
+    if (segments->chunks == 0 && fkda_cuda_has_pairs(chains, num_sms))
+        return launch_pairs(&args, chains, stream);
     if (segments->chunks == 0)
-        return launch((const void *)fkda_forward_sm90, chains,
-                      fkda_cuda_choose_items(chains, average_tokens(prepare), num_sms,
-                                             &fkda_segment_costs_sm90),
-                      &args, stream);
+        return launch_forward(&args, chains,
+                              fkda_cuda_choose_items(chains, average_tokens(prepare), num_sms,
+                                                     &fkda_segment_costs_sm90),
+                              stream);
     const struct fkda_combine_args combine = combine_args_of(recurrence, segments, num_sms);
     error = fkda_cuda_load_combine(&combine, device); /* before anything is written */
     if (error == cudaSuccess)
-        error = launch((const void *)fkda_segments_sm90, chains + 2 * images, 1, &args, stream);
+        error = launch_pairs(&args, chains + images, stream);
     if (error == cudaSuccess)
         error = fkda_cuda_launch_combine(&combine, stream);
     if (error == cudaSuccess)

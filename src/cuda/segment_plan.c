@@ -53,6 +53,11 @@ static double items_us(int64_t items, int64_t tokens, int per_block, int num_sms
             per_block * (costs->chunk_us * chunks + costs->item_us));
 }
 
+int fkda_cuda_has_pairs(int64_t chains, int num_sms)
+{
+    return chains <= num_sms / 2;
+}
+
 int fkda_cuda_choose_items(int64_t items, int64_t tokens, int num_sms,
                            const struct fkda_segment_costs *costs)
 {

@@ -54,6 +54,9 @@ int32_t fkda_cuda_choose_lead(int64_t pieces, int64_t chains, int num_sms);
 double fkda_cuda_predict_sm90_us(int64_t T, int64_t N, int64_t HV, int num_sms, struct fkda_cut cut,
                                  const struct fkda_segment_costs *costs);
 
+/* Whether every chain finds two SMs. */
+int fkda_cuda_has_pairs(int64_t chains, int num_sms);
+
 /* How many sequences of so many tokens on average, of one head each, a block takes one after the
  * other, at most MOST_BLOCK_ITEMS: more than one where they are short and many, so that
  * the next is prepared while the state of the last one is stored. */

@@ -37,14 +37,18 @@ struct raw {
     char rows[2][3 * CHUNK][128]; /* [half of K][k rows, q rows, g rows] */
 };
 
-/* What the state warpgroups read of a chunk, as wgmma wants it. */
+/* What the state warpgroups read of a chunk beside v, as wgmma wants it. */
 struct chunk {
     char rows[2][4 * CHUNK][128]; /* [half of K][Kd, Qd, Kr, rest of Kr] fp16, swizzled */
+    float decay[TILE_K];          /* 2^(G_C - G_0) */
     char p[2048];                 /* P: fp16, see p_at() */
     char tb[3][512];              /* T b: fp16, blocks (0, 0), (1, 0), (1, 1); see tb_at() */
     char tb_rest[2][512];         /* of (0, 0) and (1, 1), what fp16 left */
-    float decay[TILE_K];          /* 2^(G_C - G_0) */
-    char v[2][CHUNK][128];        /* [half of V] bf16, swizzled; out takes its place */
+};
+
+/* v of a chunk, half of its channels: bf16, swizzled; rows of out take its place. */
+struct values {
+    char rows[CHUNK][128];
 };
 static_assert(sizeof(struct raw) % 1024 == 0 && sizeof(struct chunk) % 1024 == 0,
               "the pattern of swizzled rows starts at multiples of 1024 bytes");
@@ -58,12 +62,6 @@ struct workshop {
     float a[CHUNK][A_PITCH];    /* b A; then 16 fp16: see t_rest() */
     uint16_t t[CHUNK][T_PITCH]; /* columns of T's diagonal tiles, fp16: see t_high() */
     float beta[CHUNK];
-};
-
-/* What a launch does; a literal in each kernel. */
-enum pass {
-    WHOLE,   /* sequences from their initial to their final states */
-    SEGMENTS /* the first segments of sequences, the forced and the free response of the others */
 };
 
 /* What an item writes. */
@@ -90,18 +88,6 @@ struct head {
     float slope; /* of the gate */
 };
 
-struct shared {
-    struct raw raw[RING];
-    struct chunk chunks[RING];
-    struct workshop workshops[PREPARERS];
-    struct head heads[MOST_BLOCK_ITEMS];
-    int total; /* chunks of all of them: they are counted through */
-    /* of raw places: the copies are there; A and P are made. Of chunks: prepared, and v is there;
-     * T is made; the state warps are done */
-    uint64_t raw_full[RING], raw_empty[RING], full[RING], solved[RING], empty[RING];
-};
-static_assert(sizeof(struct shared) <= FORWARD_SM90_SHARED_BYTES, "the host asks for this much");
-
 /* A condition whose code is to stand apart: what a turn does not need costs room in the instruction
  * cache otherwise. */
 #define seldom(condition) __builtin_expect(!!(condition), 0)
@@ -113,24 +99,6 @@ static __device__ __forceinline__ int shared_by_lanes(int x)
     return __shfl_sync(~0u, x, 0);
 }
 
-/* One of the block's chunks, and which use of which place of the rings it is, by parity. The same
- * in all lanes, as what follows. */
-struct spot {
-    int chunk, place, phase;
-};
-
-/* `chunks` further on, at most RING. */
-static __device__ __forceinline__ struct spot further(struct spot x, int chunks)
-{
-    x.chunk += chunks;
-    x.place += chunks;
-    if (x.place >= RING) {
-        x.place -= RING;
-        x.phase ^= 1;
-    }
-    return x;
-}
-
 /* Where the rows of the block's chunks are: those of an item. */
 struct source {
     int item, end; /* chunks of the block up to the item's last */
@@ -138,23 +106,6 @@ struct source {
     int tokens;    /* from there to the end of the item's */
     int batch, h, hk;
 };
-
-/* Moves on to `chunk`, which is one of the block's. */
-static __device__ __forceinline__ struct source find_source(const struct shared *s, struct source x,
-                                                            int chunk)
-{
-    while (seldom(chunk >= x.end)) {
-        const struct head *w = &s->heads[++x.item];
-        const int begun = shared_by_lanes(w->begun);
-        x.end = begun + shared_by_lanes(w->chunks);
-        x.row = shared_by_lanes((int)w->seq.begin) - CHUNK * begun;
-        x.tokens = shared_by_lanes(w->length) + CHUNK * begun;
-        x.batch = shared_by_lanes((int)w->seq.batch);
-        x.h = shared_by_lanes(w->h);
-        x.hk = shared_by_lanes(w->hk);
-    }
-    return x;
-}
 
 /* Tokens of a chunk. */
 static __device__ __forceinline__ int count_tokens(struct source x, int chunk)

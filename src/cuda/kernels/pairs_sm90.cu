@@ -1,0 +1,394 @@
+/* pairs_sm90.cu: the forward where chains are fewer than multiprocessors, for Hopper: two blocks, a
+ * cluster, share the preparation of their chunks.
+ *
+ *     block 0: chunks 0, 2, 4, ... --prepare--> ring of chunks of both blocks --state--> out
+ *     block 1: chunks 1, 3, 5, ... --prepare--> ring of chunks of both blocks --state--> out
+ *
+ * A chunk is made as in forward_sm90.cu, and goes to the other block by a bulk copy from shared to
+ * shared memory. Both blocks walk all of them: of a whole sequence or a first segment each has one
+ * half of the value channels; of a later segment one walks from a zero state (FORCED), the other
+ * from the identity (RESPONSE), see segments.h.
+ * tests/unit/test_pair_barriers.c has a model of the waits and arrivals here: keep it so.
+ */
+#include "cuda/ptx/cluster.cuh"
+#include "cuda/tile/chunk_factors.cuh"
+#include "cuda/tile/chunk_items.cuh"
+#include "cuda/tile/chunk_solve.cuh"
+#include "cuda/tile/chunk_walk.cuh"
+
+enum {
+    PLACES = 4, /* chunk c is in place c % PLACES of both blocks; block c % 2 makes it */
+    SOLVER = MAP_V /* the prepare warp that makes T and sends chunks: it fetches no raw rows */
+};
+static_assert(PLACES == 2 * PREPARERS, "a prepare warpgroup has a place of its own");
+
+struct pair_shared {
+    struct raw raw[PREPARERS];
+    struct chunk chunks[PLACES];
+    struct values v[2]; /* of the state warpgroups; FORCED aside, out takes the second or both */
+    struct workshop workshops[PREPARERS];
+    struct head head;
+    /* of prepare warpgroups: raw rows are there; the state warps of both blocks have left its
+     * place. Of places: Kd, Qd, Kr and decay are there; P and T b are. Of state warpgroups: v is
+     * there; it is in registers */
+    uint64_t raw_full[PREPARERS], empty[PREPARERS], full[PLACES], solved[PLACES], v_full[2],
+        v_empty[2];
+};
+static_assert(sizeof(struct pair_shared) <= FORWARD_SM90_SHARED_BYTES,
+              "the host asks for this much");
+
+/* The first and the second part of a chunk, which are sent apart. */
+enum {
+    ROWS_BYTES = offsetof(struct chunk, p),
+    PRODUCTS_BYTES = sizeof(struct chunk) - ROWS_BYTES
+};
+
+/* Warps of state warpgroups that walk, in a block. */
+static __device__ __forceinline__ int count_walkers(const struct head *w)
+{
+    return w->rows == OUT ? 4 : 8;
+}
+
+/* ---- prepare warpgroups --------------------------------------------------------------------- */
+
+static __device__ __forceinline__ void fetch_raw(const struct fkda_forward_sm90_args *a,
+                                                 struct pair_shared *s, struct source x, int chunk,
+                                                 int preparer, int warp)
+{
+    if (warp != SOLVER)
+        fetch(&a->maps[warp], s->raw[preparer].rows[0][CHUNK * warp], RAW_HALF,
+              &s->raw_full[preparer], x, warp == MAP_G ? x.h : x.hk, chunk);
+}
+
+/* Sends part of a chunk to the other block, by one lane. */
+static __device__ __forceinline__ void send(const void *part, uint32_t bytes, uint64_t *barrier,
+                                            int rank)
+{
+    if (elect_one()) {
+        const uint32_t arrived = cluster_address(barrier, rank ^ 1);
+        cluster_arrive_expect(arrived, bytes);
+        cluster_copy(cluster_address(part, rank ^ 1), part, bytes, arrived);
+    }
+    __syncwarp(); /* one lane was alone */
+}
+
+static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_sm90_args *a,
+                                                      struct pair_shared *s, int rank)
+{
+    const struct head *const w = &s->head;
+    const int total = shared_by_lanes(w->chunks), self = rederive(threadIdx.x % ROLE_THREADS);
+    const int preparer = shared_by_lanes(threadIdx.x / ROLE_THREADS - 2);
+    const int role = shared_by_lanes(threadIdx.x / 32 % 4); /* the warp's number in its group */
+    const int barrier = 1 + preparer;                       /* the warpgroup's */
+    const int first = rank + 2 * preparer;                  /* its chunks are those of a place */
+    const struct source x = {0,
+                             total,
+                             shared_by_lanes((int)w->seq.begin),
+                             shared_by_lanes(w->length),
+                             shared_by_lanes((int)w->seq.batch),
+                             shared_by_lanes(w->h),
+                             shared_by_lanes(w->hk)};
+    uint32_t raw_beta = 0;
+    if (first < total) {
+        const int thread = rederive(self);
+        struct workshop *const shop = &s->workshops[preparer];
+        fetch_raw(a, s, x, first, preparer, role);
+        raw_beta = load_chunk_beta(&a->prepare, x, first, thread / 32, thread % 32);
+        shop->offset[thread] = w->slope * load_bias(&a->prepare, x.h, thread);
+        named_barrier_sync(barrier, ROLE_THREADS); /* offsets are there */
+        if (!a->prepare.qk_l2norm && self % 32 < 16) /* the warp's own rows */
+            shop->inverse[16 * (self / 32) + self % 16] = 1.0f;
+    }
+    for (int chunk = first, phase = 0; chunk < total; chunk += PLACES, phase ^= 1) {
+        const int thread = rederive(self), warp = thread / 32, lane = thread % 32;
+        const int count = count_tokens(x, chunk);
+        /* always the same, but then they would stay in registers */
+        const int place = chunk % PLACES, preparer = place / 2;
+        struct workshop *const shop = &s->workshops[preparer];
+        struct raw *const raw = &s->raw[preparer];
+        struct chunk *const out = &s->chunks[place];
+        int narrow;
+        mbarrier_wait(&s->raw_full[preparer], phase);
+        if (seldom(count < CHUNK)) {
+            clear_tail(raw, count, thread);
+            fence_proxy_async();
+            named_barrier_sync(barrier, ROLE_THREADS); /* the zeros are there */
+        }
+        if (a->prepare.qk_l2norm) {
+            float norms[32];
+            wgmma_pin_f32(norms, 32);
+            wgmma_fence();
+            start_norms(norms, raw);
+            wgmma_wait(0);
+            wgmma_pin_f32(norms, 32);
+            finish_norms(shop->inverse, norms, warp, lane);
+        }
+        {
+            const int piece = 16 * (lane % 16 / 2) + 8 * (lane % 2);
+            float G[8][4], sums[4];
+            sum_gates(G, sums, shop->offset, raw->rows[lane / 16][2 * CHUNK + 8 * warp], piece,
+                      w->slope, a->prepare.lower_bound_log2, count, warp, lane);
+            *(float4 *)&shop->totals[warp][4 * lane] =
+                make_float4(sums[0], sums[1], sums[2], sums[3]);
+            if (chunk >= PLACES)
+                cluster_wait(&s->empty[preparer], phase ^ 1);
+            named_barrier_sync(barrier, ROLE_THREADS); /* totals and norms are there */
+            narrow = make_factors(raw, out, shop, G, rederive(thread), a->prepare.qk_l2norm);
+        }
+        fence_proxy_async();
+        mbarrier_arrive_warp(&s->full[place], lane);
+        named_barrier_sync(barrier, ROLE_THREADS); /* factors are there; totals, norms used up */
+        if (role == SOLVER)
+            send(out, ROWS_BYTES, &s->full[place], rank);
+
+        float d[16];
+        if (narrow)
+            start_products(d, raw, 1);
+        else
+            start_products(d, raw, 0);
+        const float beta = lane < count ? beta_of(&a->prepare, raw_beta) : 0.0f;
+        if (chunk + PLACES < total)
+            raw_beta = load_chunk_beta(&a->prepare, x, chunk + PLACES, warp, lane);
+        wgmma_wait(0);
+        wgmma_pin_f32(d, 16);
+        if (warp == 0)
+            shop->beta[lane] = beta;
+        store_products(d, shop, out, beta, role, lane);
+        fence_proxy_async();
+        named_barrier_sync(barrier, ROLE_THREADS); /* A, P and b are there, raw rows are not read */
+        if (chunk + PLACES < total)
+            fetch_raw(a, s, x, chunk + PLACES, preparer, role);
+        if (role == SOLVER) {
+            solve(shop, out, lane);
+            fence_proxy_async();
+            mbarrier_arrive_warp(&s->solved[place], lane);
+            send(out->p, PRODUCTS_BYTES, &s->solved[place], rank);
+        }
+    }
+}
+
+/* ---- state warpgroups ----------------------------------------------------------------------- */
+
+/* v of a chunk, a half of its channels, by one warp of the state warpgroup that has them. */
+static __device__ __forceinline__ void fetch_values(const struct fkda_forward_sm90_args *a,
+                                                    struct pair_shared *s, const struct head *w,
+                                                    int chunk, int group, int half)
+{
+    if (elect_one()) {
+        mbarrier_arrive_expect(&s->v_full[group], sizeof s->v[group]);
+        tensor_copy_4d(s->v[group].rows, &a->maps[MAP_V], HALF_K * half, w->h,
+                       (int)w->seq.begin + CHUNK * chunk, (int)w->seq.batch, &s->v_full[group]);
+    }
+    __syncwarp(); /* one lane was alone */
+}
+
+/* What the chunk puts out. first: its first token, of the item's; half: of the value channels. */
+static __device__ __forceinline__ void walk_chunk(const struct fkda_forward_sm90_args *a,
+                                                  struct pair_shared *s, const struct head *w,
+                                                  struct walker *x, int at, int chunks, int half,
+                                                  int self)
+{
+    const struct fkda_recurrence_args *r = &a->recurrence;
+    const int thread = rederive(self);
+    const int group = shared_by_lanes(thread / ROLE_THREADS), warp = thread / 32 % 4;
+    const int lane = thread % 32, place = at % PLACES, phase = at / PLACES % 2;
+    const struct chunk *chunk = &s->chunks[place];
+    const int count = min((int)CHUNK, w->length - CHUNK * at);
+    const enum rows kind = (enum rows)shared_by_lanes(w->rows);
+    struct turn turn;
+    mbarrier_wait(&s->full[place], phase);
+    if (kind == RESPONSE) {
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            turn.v[j][0] = turn.v[j][1] = 0;
+    } else {
+        mbarrier_wait(&s->v_full[group], at % 2);
+        load_values(turn.v, s->v[group].rows[0], warp, count, lane);
+    }
+    choose_scale(x, turn.v, at % RESCALE_CHUNKS == 0 || !a->prepare.qk_l2norm,
+                 r->target_log2 - 1);
+    if (kind != RESPONSE)
+        mbarrier_arrive_warp(&s->v_empty[group], lane);
+    start_turn(&turn, x, chunk, lane);
+    if (kind != RESPONSE && shared_by_lanes(warp) == 0 && at + 1 < chunks) {
+        mbarrier_wait(&s->v_empty[group], at % 2);
+        fetch_values(a, s, w, at + 1, group, half);
+    }
+    finish_turn(&turn, x, chunk, &s->solved[place], phase);
+    uint4 rows[3];
+    int exponent = 0;
+    if (kind == RESPONSE) { /* join scales it */
+        exponent = fit_response(turn.o, x->f);
+        turn_rows(rows, s->v[group].rows[0], turn.o, warp, lane, 1);
+    } else {
+        scale_output(turn.o, x, r->scale);
+        if (kind == FORCED)
+            pack_forced(rows, turn.o);
+        else
+            turn_rows(rows, s->v[1].rows[0], turn.o, warp, lane, 0);
+    }
+    end_turn(x);
+    __syncwarp();
+    if (lane == 0)
+        cluster_arrive(cluster_address(&s->empty[at / 2 % PREPARERS], at % 2));
+    __syncwarp(); /* one lane was alone */
+    const int piece = 8 * half + 2 * warp + lane % 2;
+    if (kind == FORCED) {
+        char *const to = w->images + at * (int64_t)FORCED_BYTES + 16 * thread;
+#pragma unroll
+        for (int i = 0; i < 3; i++)
+            st_global_u32x4(to + FORCED_BYTES / 3 * i, rows[i]);
+    } else if (kind == RESPONSE) {
+        char *const to = w->images + at * (int64_t)RESPONSE_BYTES;
+        const int token = row_of_lane(lane);
+        st_global_u32x4(to + response_at(token, piece), rows[0]);
+        st_global_u32x4(to + response_at(token + 16, piece), rows[1]);
+        if (lane == 0)
+            w->exponent[at * EXPONENTS + 4 * group + warp] = exponent;
+        __syncwarp(); /* one lane was alone */
+    } else {
+        store_out(w->out + CHUNK * at * r->out.stride_t, r->out.stride_t, rows, count, piece, lane);
+    }
+}
+
+static __device__ __forceinline__ void walk_states(const struct fkda_forward_sm90_args *a,
+                                                   struct pair_shared *s, int rank)
+{
+    const struct head *const w = &s->head;
+    const int chunks = shared_by_lanes(w->chunks), self = rederive(threadIdx.x);
+    const int group = shared_by_lanes(threadIdx.x / ROLE_THREADS);
+    const enum rows kind = (enum rows)shared_by_lanes(w->rows);
+    const int half = kind == OUT ? rank : group;
+    if ((kind == OUT && group > 0) || !__any_sync(~0u, chunks > 0 || w->exit))
+        return;
+    if (kind != RESPONSE && shared_by_lanes(threadIdx.x / 32 % 4) == 0 && chunks > 0)
+        fetch_values(a, s, w, 0, group, half);
+    struct walker x;
+    {
+        const int thread = rederive(self), warp = thread / 32 % 4;
+        const int row = HALF_K * half + 16 * warp + thread % 32 / 4, t = thread % 4;
+        load_state(&x, w->entry, w->entry_is_f32, row, t);
+        if (kind == RESPONSE)
+            set_identity(&x, row, t);
+        __syncwarp();
+    }
+    for (int i = 0; i < chunks; i++)
+        walk_chunk(a, s, w, &x, i, chunks, half, self);
+    const int thread = rederive(self), warp = thread / 32 % 4;
+    const int row = HALF_K * half + 16 * warp + thread % 32 / 4, t = thread % 4;
+    if (w->exit && kind == RESPONSE)
+        store_transition(&x, (float *)w->exit, row, t);
+    else if (w->exit)
+        store_state(&x, w->exit, w->exit_is_f32, row, t);
+    __syncwarp();
+}
+
+/* ---- items ---------------------------------------------------------------------------------- */
+
+/* Cuts a sequence off behind its first segment, unless that is all there is. */
+static __device__ __forceinline__ void find_first_segment(const struct fkda_forward_sm90_args *a,
+                                                          struct head *w, int64_t n)
+{
+    const struct fkda_segments *g = &a->segments;
+    const int64_t tokens = (int64_t)CHUNK * g->chunks;
+    if (w->padding || w->length <= tokens * g->lead)
+        return;
+    const int64_t index = piece_base(&a->recurrence.sequences, n, (int)tokens, g->per_sequence);
+    w->length = (int)tokens * g->lead;
+    w->chunks = g->chunks * g->lead;
+    w->exit = g->entry + (index * a->recurrence.HV + w->h) * TILE_K * TILE_K;
+    w->exit_is_f32 = 1;
+}
+
+/* A later segment; `image`: the number of its images. All lanes of a warp come here together. */
+static __device__ __forceinline__ void find_segment(const struct fkda_forward_sm90_args *a,
+                                                    struct head *w, int64_t image, enum rows rows)
+{
+    const struct fkda_recurrence_args *r = &a->recurrence;
+    const struct fkda_segments *g = &a->segments;
+    const int64_t tokens = (int64_t)CHUNK * g->chunks;
+    const int64_t piece = image / (unsigned)r->HV + g->lead - 1;
+    const int64_t n = sequence_of_piece(&r->sequences, piece, (int)tokens, g->per_sequence);
+    const int64_t first =
+        (piece - piece_base(&r->sequences, n, (int)tokens, g->per_sequence)) * tokens;
+    struct head whole = {{0}};
+    find_sequence(a, &whole, n, (int)(image % (unsigned)r->HV));
+    const int64_t left = whole.length - first;
+    if (whole.padding || first < tokens * g->lead || left <= 0)
+        return; /* nothing to do, no such segment, or part of the first */
+    w->h = whole.h;
+    w->seq = whole.seq;
+    w->seq.begin += first;
+    w->length = (int)(left < tokens ? left : tokens);
+    w->chunks = (w->length + CHUNK - 1) / CHUNK;
+    w->rows = rows;
+    if (left > tokens || r->final_state.data)
+        w->exit = (rows == RESPONSE ? g->transition : g->entry) + image * TILE_K * TILE_K;
+    w->exit_is_f32 = 1;
+    w->images = rows == RESPONSE ? g->response + image * g->chunks * RESPONSE_BYTES
+                                 : g->forced + image * g->chunks * FORCED_BYTES;
+    w->exponent = g->exponent + image * g->chunks * EXPONENTS;
+}
+
+/* Finds the item of a cluster: first segments, which are the longest, begin first. Numbers that are
+ * no segment, which cost the launch of two blocks, come last where there is one sequence. */
+static __device__ __forceinline__ void find_item(const struct fkda_forward_sm90_args *a,
+                                                 struct head *w, int rank)
+{
+    const int HV = a->recurrence.HV;
+    const int64_t chains = (int64_t)a->recurrence.sequences.N * HV, item = blockIdx.x / 2;
+    if (item < chains) {
+        const int n = (int)((unsigned)item / (unsigned)HV);
+        find_sequence(a, w, n, (int)((unsigned)item % (unsigned)HV));
+        if (a->segments.chunks)
+            find_first_segment(a, w, n);
+    } else {
+        find_segment(a, w, a->items - 1 - item, rank == 0 ? FORCED : RESPONSE);
+    }
+}
+
+extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)
+    fkda_pairs_sm90(const __grid_constant__ struct fkda_forward_sm90_args a)
+{
+    extern __shared__ __align__(1024) char memory[];
+    struct pair_shared *const s = (struct pair_shared *)memory;
+    const int rank = shared_by_lanes(cluster_rank());
+    if (threadIdx.x < 32) {
+        struct head w = {{0}};
+        find_item(&a, &w, rank);
+        if (threadIdx.x == 0) {
+            w.hk = w.h / a.prepare.heads_per_key;
+            w.slope = load_gate(&a.prepare, FKDA_GATE_BOUNDED, w.h).slope;
+            s->head = w;
+            for (int i = 0; i < PREPARERS; i++) {
+                mbarrier_init(&s->raw_full[i], 3); /* who starts their copies */
+                mbarrier_init(&s->empty[i], 2 * count_walkers(&w));
+                mbarrier_init(&s->v_full[i], 1);
+                mbarrier_init(&s->v_empty[i], 4 * WARP_ARRIVALS);
+            }
+            for (int i = 0; i < PLACES; i++) { /* the other block's: one who sends */
+                mbarrier_init(&s->full[i], i % 2 == rank ? 4 * WARP_ARRIVALS : 1);
+                mbarrier_init(&s->solved[i], i % 2 == rank ? WARP_ARRIVALS : 1);
+            }
+            mbarrier_init_fence();
+        }
+        __syncwarp();
+    }
+    for (int i = 0; i < PLACES; i++)
+        clear_triangles(&s->chunks[i]);
+    for (int i = 0; i < PREPARERS; i++)
+        clear_workshop(&s->workshops[i]);
+    fence_proxy_async();
+    __syncthreads();
+    cluster_sync(); /* head, zeros and barriers are there, in both blocks */
+    if (s->head.padding && rank == 0)
+        clear_output(&a.recurrence, &s->head);
+    if (threadIdx.x >= 2 * ROLE_THREADS) {
+        setmaxnreg_dec(PREPARE_REGISTERS);
+        prepare_chunks(&a, s, rank);
+    } else {
+        setmaxnreg_inc(STATE_REGISTERS);
+        walk_states(&a, s, rank);
+    }
+    cluster_sync(); /* nobody leaves while the other block sends to it */
+}
