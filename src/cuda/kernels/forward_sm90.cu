@@ -256,10 +256,12 @@ static __device__ __forceinline__ void walk_chunk(const struct fkda_forward_sm90
     struct turn turn;
     uint4 rows[2];
     load_values(turn.v, v, warp, count, lane);
-    choose_scale(x, turn.v, first % (CHUNK * RESCALE_CHUNKS) == 0 || !a->prepare.qk_l2norm,
-                 r->target_log2 - 1);
-    start_turn(&turn, x, chunk, lane);
-    finish_turn(&turn, x, chunk, &s->solved[at.place], at.phase);
+    const int due = first % (CHUNK * RESCALE_CHUNKS) == 0 || !a->prepare.qk_l2norm;
+    if (seldom(needs_scale(x, turn.v, due, r->target_log2 - 1)))
+        choose_scale(x, turn.v, r->target_log2 - 1);
+    read_state(&turn, x, chunk, lane);
+    update_state(&turn, x, chunk, &s->solved[at.place], at.phase);
+    await_output(&turn);
     scale_output(turn.o, x, r->scale);
     turn_rows(rows, v, turn.o, warp, lane, 0);
     fence_proxy_async(); /* v's place is the copy engine's next */

@@ -182,100 +182,145 @@ static __device__ __forceinline__ void fetch_values(const struct fkda_forward_sm
     __syncwarp(); /* one lane was alone */
 }
 
-/* What the chunk puts out. first: its first token, of the item's; half: of the value channels. */
-static __device__ __forceinline__ void walk_chunk(const struct fkda_forward_sm90_args *a,
-                                                  struct pair_shared *s, const struct head *w,
-                                                  struct walker *x, int at, int chunks, int half,
-                                                  int self)
+/* What is the same in all turns of a state warp. */
+struct post {
+    int chunks, length;
+    int group, warp, half; /* its warpgroup, its number in there, the half of the value channels */
+    enum rows kind;
+};
+
+/* v of a chunk, once it is there; it leaves its place. Returns whether f is to be chosen anew. */
+static __device__ __forceinline__ int take_values(const struct fkda_forward_sm90_args *a,
+                                                  struct pair_shared *s, const struct post *p,
+                                                  struct turn *turn, const struct walker *x, int at,
+                                                  int lane)
 {
-    const struct fkda_recurrence_args *r = &a->recurrence;
-    const int thread = rederive(self);
-    const int group = shared_by_lanes(thread / ROLE_THREADS), warp = thread / 32 % 4;
-    const int lane = thread % 32, place = at % PLACES, phase = at / PLACES % 2;
-    const struct chunk *chunk = &s->chunks[place];
-    const int count = min((int)CHUNK, w->length - CHUNK * at);
-    const enum rows kind = (enum rows)shared_by_lanes(w->rows);
-    struct turn turn;
-    mbarrier_wait(&s->full[place], phase);
-    if (kind == RESPONSE) {
+    const int due = at % RESCALE_CHUNKS == 0 || !a->prepare.qk_l2norm;
+    if (p->kind == RESPONSE) {
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            turn.v[j][0] = turn.v[j][1] = 0;
-    } else {
-        mbarrier_wait(&s->v_full[group], at % 2);
-        load_values(turn.v, s->v[group].rows[0], warp, count, lane);
+            turn->v[j][0] = turn->v[j][1] = 0;
+        return due;
     }
-    choose_scale(x, turn.v, at % RESCALE_CHUNKS == 0 || !a->prepare.qk_l2norm,
-                 r->target_log2 - 1);
-    if (kind != RESPONSE)
-        mbarrier_arrive_warp(&s->v_empty[group], lane);
-    start_turn(&turn, x, chunk, lane);
-    if (kind != RESPONSE && shared_by_lanes(warp) == 0 && at + 1 < chunks) {
-        mbarrier_wait(&s->v_empty[group], at % 2);
-        fetch_values(a, s, w, at + 1, group, half);
-    }
-    finish_turn(&turn, x, chunk, &s->solved[place], phase);
-    uint4 rows[3];
-    int exponent = 0;
-    if (kind == RESPONSE) { /* join scales it */
-        exponent = fit_response(turn.o, x->f);
-        turn_rows(rows, s->v[group].rows[0], turn.o, warp, lane, 1);
-    } else {
-        scale_output(turn.o, x, r->scale);
-        if (kind == FORCED)
-            pack_forced(rows, turn.o);
-        else
-            turn_rows(rows, s->v[1].rows[0], turn.o, warp, lane, 0);
-    }
-    end_turn(x);
-    __syncwarp();
-    if (lane == 0)
-        cluster_arrive(cluster_address(&s->empty[at / 2 % PREPARERS], at % 2));
-    __syncwarp(); /* one lane was alone */
-    const int piece = 8 * half + 2 * warp + lane % 2;
-    if (kind == FORCED) {
-        char *const to = w->images + at * (int64_t)FORCED_BYTES + 16 * thread;
-#pragma unroll
-        for (int i = 0; i < 3; i++)
-            st_global_u32x4(to + FORCED_BYTES / 3 * i, rows[i]);
-    } else if (kind == RESPONSE) {
-        char *const to = w->images + at * (int64_t)RESPONSE_BYTES;
-        const int token = row_of_lane(lane);
-        st_global_u32x4(to + response_at(token, piece), rows[0]);
-        st_global_u32x4(to + response_at(token + 16, piece), rows[1]);
-        if (lane == 0)
-            w->exponent[at * EXPONENTS + 4 * group + warp] = exponent;
-        __syncwarp(); /* one lane was alone */
-    } else {
-        store_out(w->out + CHUNK * at * r->out.stride_t, r->out.stride_t, rows, count, piece, lane);
-    }
+    mbarrier_wait(&s->v_full[p->group], at % 2);
+    load_values(turn->v, s->v[p->group].rows[0], p->warp, min((int)CHUNK, p->length - CHUNK * at),
+                lane);
+    const int needs = needs_scale(x, turn->v, due, a->recurrence.target_log2 - 1);
+    mbarrier_arrive_warp(&s->v_empty[p->group], lane);
+    return needs;
+}
+
+/* Where a thread stores its rows of the first chunk, 16 bytes each: rows of out, or parts of an
+ * image of the segment (segments.h). */
+static __device__ __forceinline__ char *first_target(const struct fkda_forward_sm90_args *a,
+                                                     const struct head *w, const struct post *p,
+                                                     int thread)
+{
+    const int lane = thread % 32, piece = 8 * p->half + 2 * p->warp + lane % 2;
+    if (p->kind == FORCED)
+        return w->images + 16 * thread;
+    if (p->kind == RESPONSE)
+        return w->images + response_at(row_of_lane(lane), piece);
+    return (char *)(w->out + row_of_lane(lane) * a->recurrence.out.stride_t + 8 * piece);
+}
+
+/* Stores them, those of the first `live` tokens. Returns where the next chunk's go. */
+static __device__ __forceinline__ char *store_rows(const struct fkda_forward_sm90_args *a,
+                                                   const struct post *p, char *to,
+                                                   const uint4 rows[3], int live, int lane)
+{
+    const int64_t token_bytes = a->recurrence.out.stride_t * (int64_t)sizeof(uint16_t);
+    const int64_t gap = p->kind == FORCED ? FORCED_BYTES / 3
+                                          : 16 * (p->kind == OUT ? token_bytes : 2 * TILE_K);
+    if (row_of_lane(lane) < live)
+        st_global_u32x4(to, rows[0]);
+    if (row_of_lane(lane) + 16 < live)
+        st_global_u32x4(to + gap, rows[1]);
+    if (p->kind == FORCED)
+        st_global_u32x4(to + 2 * gap, rows[2]);
+    __syncwarp(); /* lanes were alone */
+    return to + (p->kind == FORCED ? FORCED_BYTES : 2 * gap);
 }
 
 static __device__ __forceinline__ void walk_states(const struct fkda_forward_sm90_args *a,
                                                    struct pair_shared *s, int rank)
 {
     const struct head *const w = &s->head;
-    const int chunks = shared_by_lanes(w->chunks), self = rederive(threadIdx.x);
-    const int group = shared_by_lanes(threadIdx.x / ROLE_THREADS);
+    const int self = rederive(threadIdx.x), group = shared_by_lanes(threadIdx.x / ROLE_THREADS);
     const enum rows kind = (enum rows)shared_by_lanes(w->rows);
-    const int half = kind == OUT ? rank : group;
-    if ((kind == OUT && group > 0) || !__any_sync(~0u, chunks > 0 || w->exit))
+    const struct post p = {
+        .chunks = shared_by_lanes(w->chunks),
+        .length = shared_by_lanes(w->length),
+        .group = group,
+        .warp = shared_by_lanes(threadIdx.x / 32 % 4),
+        .half = kind == OUT ? rank : group,
+        .kind = kind,
+    };
+    const int fetches = kind != RESPONSE && p.warp == 0;
+    if ((kind == OUT && group > 0) || !__any_sync(~0u, p.chunks > 0 || w->exit))
         return;
-    if (kind != RESPONSE && shared_by_lanes(threadIdx.x / 32 % 4) == 0 && chunks > 0)
-        fetch_values(a, s, w, 0, group, half);
+    if (fetches && p.chunks > 0)
+        fetch_values(a, s, w, 0, group, p.half);
     struct walker x;
     {
-        const int thread = rederive(self), warp = thread / 32 % 4;
-        const int row = HALF_K * half + 16 * warp + thread % 32 / 4, t = thread % 4;
+        const int thread = rederive(self);
+        const int row = HALF_K * p.half + 16 * p.warp + thread % 32 / 4, t = thread % 4;
         load_state(&x, w->entry, w->entry_is_f32, row, t);
         if (kind == RESPONSE)
             set_identity(&x, row, t);
         __syncwarp();
     }
-    for (int i = 0; i < chunks; i++)
-        walk_chunk(a, s, w, &x, i, chunks, half, self);
-    const int thread = rederive(self), warp = thread / 32 % 4;
-    const int row = HALF_K * half + 16 * warp + thread % 32 / 4, t = thread % 4;
+    struct turn turn;
+    char *to = first_target(a, w, &p, rederive(self));
+    int needs = 0;
+    if (p.chunks > 0)
+        needs = take_values(a, s, &p, &turn, &x, 0, rederive(self) % 32);
+    if (fetches && p.chunks > 1) {
+        mbarrier_wait(&s->v_empty[group], 0);
+        fetch_values(a, s, w, 1, group, p.half);
+    }
+    for (int at = 0; at < p.chunks; at++) {
+        const int thread = rederive(self), lane = thread % 32;
+        const int place = at % PLACES, phase = at / PLACES % 2;
+        const struct chunk *chunk = &s->chunks[place];
+        mbarrier_wait(&s->full[place], phase);
+        if (seldom(needs))
+            choose_scale(&x, turn.v, a->recurrence.target_log2 - 1);
+        read_state(&turn, &x, chunk, lane);
+        update_state(&turn, &x, chunk, &s->solved[place], phase);
+        if (at + 1 < p.chunks)
+            needs = take_values(a, s, &p, &turn, &x, at + 1, lane);
+        await_output(&turn);
+        uint4 rows[3];
+        int exponent = 0, live = CHUNK;
+        if (kind == RESPONSE) { /* join scales it */
+            exponent = fit_response(turn.o, x.f);
+            turn_rows(rows, s->v[group].rows[0], turn.o, p.warp, lane, 1);
+        } else {
+            scale_output(turn.o, &x, a->recurrence.scale);
+            if (kind == FORCED) {
+                pack_forced(rows, turn.o);
+            } else {
+                turn_rows(rows, s->v[1].rows[0], turn.o, p.warp, lane, 0);
+                live = p.length - CHUNK * at;
+            }
+        }
+        if (fetches && at + 2 < p.chunks) {
+            mbarrier_wait(&s->v_empty[group], (at + 1) % 2);
+            fetch_values(a, s, w, at + 2, group, p.half);
+        }
+        end_turn(&x);
+        __syncwarp();
+        if (lane == 0)
+            cluster_arrive(cluster_address(&s->empty[at / 2 % PREPARERS], at % 2));
+        __syncwarp(); /* one lane was alone */
+        to = store_rows(a, &p, to, rows, live, lane);
+        if (kind == RESPONSE && lane == 0)
+            w->exponent[at * EXPONENTS + 4 * group + p.warp] = exponent;
+        __syncwarp(); /* one lane was alone */
+    }
+    const int thread = rederive(self);
+    const int row = HALF_K * p.half + 16 * p.warp + thread % 32 / 4, t = thread % 4;
     if (w->exit && kind == RESPONSE)
         store_transition(&x, (float *)w->exit, row, t);
     else if (w->exit)

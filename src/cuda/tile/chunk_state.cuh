@@ -159,17 +159,22 @@ static __device__ __forceinline__ void store_transition(const struct walker *x, 
                 scale_down(x->s[j][2 * r], x->f[r]), scale_down(x->s[j][2 * r + 1], x->f[r]));
 }
 
-/* Every RESCALE_CHUNKS chunks f is chosen anew; between them only when a value is too large for it.
- * In that time |S| grows less than |v| would if its rows had target's bound (see TARGET_LOG2). */
-static __device__ __forceinline__ void choose_scale(struct walker *x, const uint32_t v[4][2],
-                                                    int due, int target)
+/* Whether f is to be chosen anew before a chunk with these values: every RESCALE_CHUNKS chunks
+ * (`due`), between them only when a value is too large for it. In that time |S| grows less than |v|
+ * would if its rows had target's bound (see TARGET_LOG2). The same in all lanes. */
+static __device__ __forceinline__ int needs_scale(const struct walker *x, const uint32_t v[4][2],
+                                                  int due, int target)
 {
-    const uint32_t m[2] = {max_values(v, 0), max_values(v, 1)};
-    const int e0 = (int)(m[0] >> 7) - 127, e1 = (int)(m[1] >> 7) - 127;
-    if (seldom(__any_sync(~0u, due | e0 + x->f[0] > target | e1 + x->f[1] > target))) {
-        const float value_max[2] = {bf16_low(m[0]), bf16_low(m[1])};
-        rescale(x, value_max, target - HEADROOM);
-    }
+    const int e0 = (int)(max_values(v, 0) >> 7) - 127, e1 = (int)(max_values(v, 1) >> 7) - 127;
+    return __any_sync(~0u, due | e0 + x->f[0] > target | e1 + x->f[1] > target);
+}
+
+/* Chooses it. */
+static __device__ __forceinline__ void choose_scale(struct walker *x, const uint32_t v[4][2],
+                                                    int target)
+{
+    const float value_max[2] = {bf16_low(max_values(v, 0)), bf16_low(max_values(v, 1))};
+    rescale(x, value_max, target - HEADROOM);
 }
 
 #endif

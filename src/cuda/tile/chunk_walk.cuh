@@ -2,7 +2,7 @@
  *
  *     R' = V' - S Kd'    U' = R' (T b)'    O' = S Qd' + U' P'    S <- S diag(2^(G_C - G_0)) + U' Kr
  *
- * (x' is the transpose of x), in two steps, between which a caller may look after its copies.
+ * (x' is the transpose of x), in steps: read_state, update_state, await_output, end_turn.
  */
 #ifndef FKDA_TILE_CHUNK_WALK_CUH
 #define FKDA_TILE_CHUNK_WALK_CUH
@@ -15,8 +15,8 @@ struct turn {
     float u[16], o[16];
 };
 
-/* Starts S Kd' and S Qd', while S takes the chunk's decay. x->v is there, and the scale chosen. */
-static __device__ __forceinline__ void start_turn(struct turn *x, struct walker *w,
+/* Starts S Kd' and S Qd', while S takes the chunk's decay. The scale has been chosen. */
+static __device__ __forceinline__ void read_state(struct turn *x, struct walker *w,
                                                   const struct chunk *chunk, int lane)
 {
     uint32_t sf[STEPS][4]; /* S f as an operand */
@@ -56,9 +56,8 @@ static __device__ __forceinline__ void start_turn(struct turn *x, struct walker 
     wgmma_commit();
 }
 
-/* From S Kd' on. Waits for T b by `solved`; leaves O' f in x->o, and S <- S + U' Kr under way:
- * until end_turn(). */
-static __device__ __forceinline__ void finish_turn(struct turn *x, struct walker *w,
+/* R' and U', then starts what is left of O' and S <- S + U' Kr. Waits for T b by `solved`. */
+static __device__ __forceinline__ void update_state(struct turn *x, struct walker *w,
                                                    const struct chunk *chunk, uint64_t *solved,
                                                    int phase)
 {
@@ -113,6 +112,11 @@ static __device__ __forceinline__ void finish_turn(struct turn *x, struct walker
         wgmma_m64n128k16(&w->s[0][0], uh[step], kr + 256 + 128 * step, 1); /* the rest */
     }
     wgmma_commit();
+}
+
+/* O' f is in x->o. */
+static __device__ __forceinline__ void await_output(struct turn *x)
+{
     wgmma_wait(1);
     wgmma_pin_f32(x->o, 16);
 }
