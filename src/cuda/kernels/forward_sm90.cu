@@ -254,16 +254,18 @@ static __device__ __forceinline__ void walk_chunk(const struct fkda_forward_sm90
     char *const v = s->v[at.place][group].rows[0];
     const int count = min((int)CHUNK, w->length - first);
     struct turn turn;
+    uint32_t values[4][2];
     uint4 rows[2];
-    load_values(turn.v, v, warp, count, lane);
+    load_values(values, v, warp, count, lane);
     const int due = first % (CHUNK * RESCALE_CHUNKS) == 0 || !a->prepare.qk_l2norm;
-    if (seldom(needs_scale(x, turn.v, due, r->target_log2 - 1)))
-        choose_scale(x, turn.v, r->target_log2 - 1);
+    if (seldom(needs_scale(x, values, due, r->target_log2 - 1)))
+        choose_scale(x, values, r->target_log2 - 1);
     read_state(&turn, x, chunk, lane);
-    update_state(&turn, x, chunk, &s->solved[at.place], at.phase);
+    update_state(&turn, x, values, chunk, &s->solved[at.place], at.phase, 0);
     await_output(&turn);
     scale_output(turn.o, x, r->scale);
-    turn_rows(rows, v, turn.o, warp, lane, 0);
+    turn_rows(v, turn.o, warp, lane, 0);
+    load_rows(rows, v, warp, lane);
     fence_proxy_async(); /* v's place is the copy engine's next */
     end_turn(x);
     mbarrier_arrive_warp(&s->empty[at.place], lane);

@@ -168,7 +168,8 @@ static __device__ __forceinline__ void join_chunks(const struct fkda_join_args *
 #pragma unroll
         for (int j = 0; j < 16; j++)
             o[j] = fmaf(a->scale, o[j], f[j]);
-        turn_rows(rows, s->out[group][0], o, warp % 4, lane, 0);
+        turn_rows(s->out[group][0], o, warp % 4, lane, 0);
+        load_rows(rows, s->out[group][0], warp % 4, lane);
         if (CHUNK * i + token < x->tokens)
             st_global_u32x4(out, rows[0]);
         if (CHUNK * i + token + 16 < x->tokens)

@@ -189,27 +189,6 @@ struct post {
     enum rows kind;
 };
 
-/* v of a chunk, once it is there; it leaves its place. Returns whether f is to be chosen anew. */
-static __device__ __forceinline__ int take_values(const struct fkda_forward_sm90_args *a,
-                                                  struct pair_shared *s, const struct post *p,
-                                                  struct turn *turn, const struct walker *x, int at,
-                                                  int lane)
-{
-    const int due = at % RESCALE_CHUNKS == 0 || !a->prepare.qk_l2norm;
-    if (p->kind == RESPONSE) {
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            turn->v[j][0] = turn->v[j][1] = 0;
-        return due;
-    }
-    mbarrier_wait(&s->v_full[p->group], at % 2);
-    load_values(turn->v, s->v[p->group].rows[0], p->warp, min((int)CHUNK, p->length - CHUNK * at),
-                lane);
-    const int needs = needs_scale(x, turn->v, due, a->recurrence.target_log2 - 1);
-    mbarrier_arrive_warp(&s->v_empty[p->group], lane);
-    return needs;
-}
-
 /* Where a thread stores its rows of the first chunk, 16 bytes each: rows of out, or parts of an
  * image of the segment (segments.h). */
 static __device__ __forceinline__ char *first_target(const struct fkda_forward_sm90_args *a,
@@ -224,22 +203,22 @@ static __device__ __forceinline__ char *first_target(const struct fkda_forward_s
     return (char *)(w->out + row_of_lane(lane) * a->recurrence.out.stride_t + 8 * piece);
 }
 
-/* Stores them, those of the first `live` tokens. Returns where the next chunk's go. */
+/* What walk_chunk() has left: its rows in shared memory, but of FORCED. Returns where the next chunk's
+ * go. */
 static __device__ __forceinline__ char *store_rows(const struct fkda_forward_sm90_args *a,
-                                                   const struct post *p, char *to,
-                                                   const uint4 rows[3], int live, int lane)
+                                                   const struct post *p, char *to, const char *from,
+                                                   int live, int lane)
 {
-    const int64_t token_bytes = a->recurrence.out.stride_t * (int64_t)sizeof(uint16_t);
-    const int64_t gap = p->kind == FORCED ? FORCED_BYTES / 3
-                                          : 16 * (p->kind == OUT ? token_bytes : 2 * TILE_K);
+    const int64_t gap =
+        16 * (p->kind == OUT ? a->recurrence.out.stride_t * (int64_t)sizeof(uint16_t) : 2 * TILE_K);
+    uint4 rows[2];
+    load_rows(rows, from, p->warp, lane);
     if (row_of_lane(lane) < live)
         st_global_u32x4(to, rows[0]);
     if (row_of_lane(lane) + 16 < live)
         st_global_u32x4(to + gap, rows[1]);
-    if (p->kind == FORCED)
-        st_global_u32x4(to + 2 * gap, rows[2]);
     __syncwarp(); /* lanes were alone */
-    return to + (p->kind == FORCED ? FORCED_BYTES : 2 * gap);
+    return to + 2 * gap;
 }
 
 static __device__ __forceinline__ void walk_states(const struct fkda_forward_sm90_args *a,
@@ -270,55 +249,83 @@ static __device__ __forceinline__ void walk_states(const struct fkda_forward_sm9
             set_identity(&x, row, t);
         __syncwarp();
     }
-    struct turn turn;
+    uint32_t v[4][2] = {{0}};
     char *to = first_target(a, w, &p, rederive(self));
-    int needs = 0;
-    if (p.chunks > 0)
-        needs = take_values(a, s, &p, &turn, &x, 0, rederive(self) % 32);
+    char *const staging = s->v[kind == OUT ? 1 : group].rows[0];
+    const int target = a->recurrence.target_log2 - 1;
+    int has_chunk = 0, needs = 1;
+    if (kind != RESPONSE && p.chunks > 0) {
+        mbarrier_wait(&s->v_full[group], 0);
+        load_values(v, s->v[group].rows[0], p.warp, p.length, rederive(self) % 32);
+        mbarrier_arrive_warp(&s->v_empty[group], rederive(self) % 32);
+    }
     if (fetches && p.chunks > 1) {
         mbarrier_wait(&s->v_empty[group], 0);
         fetch_values(a, s, w, 1, group, p.half);
     }
     for (int at = 0; at < p.chunks; at++) {
         const int thread = rederive(self), lane = thread % 32;
+        /* loaded anew: from a register that outlives the loop the compiler would not know that the
+         * warp stays together */
+        const enum rows kind = (enum rows)shared_by_lanes(w->rows);
+        const int fetches = kind != RESPONSE && p.warp == 0;
         const int place = at % PLACES, phase = at / PLACES % 2;
+        const int next = at + 1, more = next < p.chunks;
         const struct chunk *chunk = &s->chunks[place];
-        mbarrier_wait(&s->full[place], phase);
+        struct turn turn;
+        mbarrier_finish(has_chunk, &s->full[place], phase);
         if (seldom(needs))
-            choose_scale(&x, turn.v, a->recurrence.target_log2 - 1);
+            choose_scale(&x, v, target);
         read_state(&turn, &x, chunk, lane);
-        update_state(&turn, &x, chunk, &s->solved[place], phase);
-        if (at + 1 < p.chunks)
-            needs = take_values(a, s, &p, &turn, &x, at + 1, lane);
+        const int is_solved = mbarrier_test(&s->solved[place], phase);
+        if (kind != FORCED && at > 0)
+            to = store_rows(a, &p, to, staging, kind == OUT ? p.length - CHUNK * (at - 1) : CHUNK,
+                            lane);
+        update_state(&turn, &x, v, chunk, &s->solved[place], phase, is_solved);
+        has_chunk = more && mbarrier_test(&s->full[next % PLACES], next / PLACES % 2);
+        if (kind != RESPONSE && more) {
+            mbarrier_wait(&s->v_full[group], next % 2);
+            load_values(v, s->v[group].rows[0], p.warp, p.length - CHUNK * next, lane);
+        }
         await_output(&turn);
         uint4 rows[3];
-        int exponent = 0, live = CHUNK;
+        int exponent = 0;
         if (kind == RESPONSE) { /* join scales it */
             exponent = fit_response(turn.o, x.f);
-            turn_rows(rows, s->v[group].rows[0], turn.o, p.warp, lane, 1);
+            turn_rows(staging, turn.o, p.warp, lane, 1);
         } else {
             scale_output(turn.o, &x, a->recurrence.scale);
-            if (kind == FORCED) {
+            if (kind == FORCED)
                 pack_forced(rows, turn.o);
-            } else {
-                turn_rows(rows, s->v[1].rows[0], turn.o, p.warp, lane, 0);
-                live = p.length - CHUNK * at;
-            }
+            else
+                turn_rows(staging, turn.o, p.warp, lane, 0);
         }
-        if (fetches && at + 2 < p.chunks) {
-            mbarrier_wait(&s->v_empty[group], (at + 1) % 2);
-            fetch_values(a, s, w, at + 2, group, p.half);
-        }
+        needs = needs_scale(&x, v, next % RESCALE_CHUNKS == 0 || !a->prepare.qk_l2norm, target);
+        if (kind != RESPONSE && more)
+            mbarrier_arrive_warp(&s->v_empty[group], lane);
         end_turn(&x);
         __syncwarp();
         if (lane == 0)
             cluster_arrive(cluster_address(&s->empty[at / 2 % PREPARERS], at % 2));
         __syncwarp(); /* one lane was alone */
-        to = store_rows(a, &p, to, rows, live, lane);
+        if (fetches && at + 2 < p.chunks) {
+            mbarrier_wait(&s->v_empty[group], next % 2);
+            fetch_values(a, s, w, at + 2, group, p.half);
+        }
+        if (kind == FORCED) {
+#pragma unroll
+            for (int i = 0; i < 3; i++)
+                st_global_u32x4(to + FORCED_BYTES / 3 * i, rows[i]);
+            to += FORCED_BYTES;
+        }
         if (kind == RESPONSE && lane == 0)
             w->exponent[at * EXPONENTS + 4 * group + p.warp] = exponent;
         __syncwarp(); /* one lane was alone */
     }
+    if (kind != FORCED && p.chunks > 0)
+        store_rows(a, &p, to, staging,
+                   kind == OUT ? p.length - CHUNK * (p.chunks - 1) : (int)CHUNK,
+                   rederive(self) % 32);
     const int thread = rederive(self);
     const int row = HALF_K * p.half + 16 * p.warp + thread % 32 / 4, t = thread % 4;
     if (w->exit && kind == RESPONSE)

@@ -59,6 +59,36 @@ static __device__ __forceinline__ void mbarrier_wait(uint64_t *barrier, uint32_t
                  : "memory");
 }
 
+/* Whether it has, without waiting: ask early, what comes of it takes as long as a load. */
+static __device__ __forceinline__ int mbarrier_test(uint64_t *barrier, uint32_t parity)
+{
+    int done;
+    asm volatile("{ .reg .pred p;\n"
+                 "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                 "selp.b32 %0, 1, 0, p; }"
+                 : "=r"(done)
+                 : "r"(shared_address(barrier)), "r"(parity)
+                 : "memory");
+    return done;
+}
+
+/* Waits unless it was done. */
+static __device__ __forceinline__ void mbarrier_finish(int done, uint64_t *barrier, uint32_t parity)
+{
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "setp.ne.b32 done, %2, 0;\n"
+                 "@done bra finished;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@done bra finished;\n"
+                 "bra again;\n"
+                 "finished:\n"
+                 "}" ::"r"(shared_address(barrier)),
+                 "r"(parity), "r"(done)
+                 : "memory");
+}
+
 /* Arrives, and makes the phase wait for `bytes` of bulk copies too. */
 static __device__ __forceinline__ void mbarrier_arrive_expect(uint64_t *barrier, uint32_t bytes)
 {

@@ -52,8 +52,8 @@ static __device__ __forceinline__ int row_of_lane(int lane)
 
 /* The warp's 16 channels of out, whose lanes hold tokens of one channel, become rows of bf16 or
  * fp16 in v's place. */
-static __device__ __forceinline__ void turn_rows(uint4 x[2], char *rows, const float o[16],
-                                                 int warp, int lane, int f16)
+static __device__ __forceinline__ void turn_rows(char *rows, const float o[16], int warp, int lane,
+                                                 int f16)
 {
 #pragma unroll
     for (int j = 0; j < 4; j += 2) {
@@ -66,6 +66,11 @@ static __device__ __forceinline__ void turn_rows(uint4 x[2], char *rows, const f
         stmatrix_x4_trans(rows + swizzled(token, 2 * warp + lane / 8 % 2), y);
     }
     __syncwarp(); /* the rows are there */
+}
+
+/* The two pieces that a lane stores: of row_of_lane() and of the token 16 further on. */
+static __device__ __forceinline__ void load_rows(uint4 x[2], const char *rows, int warp, int lane)
+{
     const int token = row_of_lane(lane);
     x[0] = *(const uint4 *)(rows + swizzled(token, 2 * warp + lane % 2));
     x[1] = *(const uint4 *)(rows + swizzled(token + 16, 2 * warp + lane % 2));

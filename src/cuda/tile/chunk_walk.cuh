@@ -9,9 +9,9 @@
 
 #include "cuda/tile/chunk_state.cuh"
 
-/* What a thread carries through a turn: values, S Kd' and O' of the warp's 16 channels. */
+/* What a thread carries through a turn: S Kd' and O' of the warp's 16 channels. One for each turn:
+ * what is left undefined must not stay alive around a loop. */
 struct turn {
-    uint32_t v[4][2];
     float u[16], o[16];
 };
 
@@ -56,10 +56,12 @@ static __device__ __forceinline__ void read_state(struct turn *x, struct walker 
     wgmma_commit();
 }
 
-/* R' and U', then starts what is left of O' and S <- S + U' Kr. Waits for T b by `solved`. */
+/* R' and U', then starts what is left of O' and S <- S + U' Kr. Waits for T b by `solved`, unless it is
+ * known to be there. */
 static __device__ __forceinline__ void update_state(struct turn *x, struct walker *w,
+                                                   const uint32_t v[4][2],
                                                    const struct chunk *chunk, uint64_t *solved,
-                                                   int phase)
+                                                   int phase, int is_solved)
 {
     wgmma_wait(1);
     wgmma_pin_f32(x->u, 16);
@@ -70,9 +72,9 @@ static __device__ __forceinline__ void update_state(struct turn *x, struct walke
 #pragma unroll
         for (int h = 0; h < 2; h++)
             uf[j / 2][2 * (j % 2) + h] =
-                cvt_rn_f16x2(bf16_low(x->v[j][h]) * f[h] - x->u[4 * j + 2 * h],
-                             bf16_high(x->v[j][h]) * f[h] - x->u[4 * j + 2 * h + 1]);
-    mbarrier_wait(solved, phase);
+                cvt_rn_f16x2(bf16_low(v[j][h]) * f[h] - x->u[4 * j + 2 * h],
+                             bf16_high(v[j][h]) * f[h] - x->u[4 * j + 2 * h + 1]);
+    mbarrier_finish(is_solved, solved, phase);
     const uint64_t p = wgmma_descriptor(shared_address(chunk->p), 128, 512, WGMMA_SWIZZLE_NONE);
     const uint64_t tb = wgmma_descriptor(shared_address(chunk->tb), 128, 256, WGMMA_SWIZZLE_NONE);
     const int block = sizeof chunk->tb[0] / 16; /* descriptors count in 16 bytes */
