@@ -24,6 +24,7 @@ struct shared {
     struct chunk chunks[RING];
     struct values v[RING][2]; /* [half of V] */
     struct workshop workshops[PREPARERS];
+    float offset[PREPARERS][TILE_K]; /* slope * dt_bias of the head that each is at */
     struct head heads[MOST_BLOCK_ITEMS];
     int total; /* chunks of all of them: they are counted through */
     /* of raw places: the copies are there; A and P are made. Of chunks: prepared, and v is there;
@@ -150,7 +151,7 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
         struct raw *raw = &s->raw[at.place];
         struct chunk *out = &s->chunks[at.place];
         if (seldom(begins)) {
-            shop->offset[thread] = s->heads[x.item].slope * bias;
+            s->offset[preparer][thread] = s->heads[x.item].slope * bias;
             named_barrier_sync(barrier, ROLE_THREADS); /* offsets are there */
         }
         const int count = count_tokens(x, at.chunk);
@@ -158,7 +159,7 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
         {
             const int piece = 16 * (lane % 16 / 2) + 8 * (lane % 2);
             float G[8][4], sums[4];
-            sum_gates(G, sums, shop->offset, raw->rows[lane / 16][2 * CHUNK + 8 * warp], piece,
+            sum_gates(G, sums, s->offset[preparer], raw->rows[lane / 16][2 * CHUNK + 8 * warp], piece,
                       s->heads[x.item].slope, a->prepare.lower_bound_log2, count, warp, lane);
             *(float4 *)&shop->totals[warp][4 * lane] =
                 make_float4(sums[0], sums[1], sums[2], sums[3]);

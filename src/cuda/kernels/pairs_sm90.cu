@@ -25,8 +25,9 @@ static_assert(PLACES == 2 * PREPARERS, "a prepare warpgroup has a place of its o
 struct pair_shared {
     struct raw raw[PREPARERS];
     struct chunk chunks[PLACES];
-    struct values v[2]; /* of the state warpgroups; FORCED aside, out takes the second or both */
+    struct values v[3]; /* see values_place() and rows_place() */
     struct workshop workshops[PREPARERS];
+    float offset[TILE_K]; /* slope * dt_bias */
     struct head head;
     /* of prepare warpgroups: raw rows are there; the state warps of both blocks have left its
      * place. Of places: Kd, Qd, Kr and decay are there; P and T b are. Of state warpgroups: v is
@@ -91,13 +92,10 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
     uint32_t raw_beta = 0;
     if (first < total) {
         const int thread = rederive(self);
-        struct workshop *const shop = &s->workshops[preparer];
         fetch_raw(a, s, x, first, preparer, role);
         raw_beta = load_chunk_beta(&a->prepare, x, first, thread / 32, thread % 32);
-        shop->offset[thread] = w->slope * load_bias(&a->prepare, x.h, thread);
-        named_barrier_sync(barrier, ROLE_THREADS); /* offsets are there */
         if (!a->prepare.qk_l2norm && self % 32 < 16) /* the warp's own rows */
-            shop->inverse[16 * (self / 32) + self % 16] = 1.0f;
+            s->workshops[preparer].inverse[16 * (self / 32) + self % 16] = 1.0f;
     }
     for (int chunk = first, phase = 0; chunk < total; chunk += PLACES, phase ^= 1) {
         const int thread = rederive(self), warp = thread / 32, lane = thread % 32;
@@ -126,7 +124,7 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
         {
             const int piece = 16 * (lane % 16 / 2) + 8 * (lane % 2);
             float G[8][4], sums[4];
-            sum_gates(G, sums, shop->offset, raw->rows[lane / 16][2 * CHUNK + 8 * warp], piece,
+            sum_gates(G, sums, s->offset, raw->rows[lane / 16][2 * CHUNK + 8 * warp], piece,
                       w->slope, a->prepare.lower_bound_log2, count, warp, lane);
             *(float4 *)&shop->totals[warp][4 * lane] =
                 make_float4(sums[0], sums[1], sums[2], sums[3]);
@@ -169,25 +167,58 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
 
 /* ---- state warpgroups ----------------------------------------------------------------------- */
 
-/* v of a chunk, a half of its channels, by one warp of the state warpgroup that has them. */
-static __device__ __forceinline__ void fetch_values(const struct fkda_forward_sm90_args *a,
-                                                    struct pair_shared *s, const struct head *w,
-                                                    int chunk, int group, int half)
-{
-    if (elect_one()) {
-        mbarrier_arrive_expect(&s->v_full[group], sizeof s->v[group]);
-        tensor_copy_4d(s->v[group].rows, &a->maps[MAP_V], HALF_K * half, w->h,
-                       (int)w->seq.begin + CHUNK * chunk, (int)w->seq.batch, &s->v_full[group]);
-    }
-    __syncwarp(); /* one lane was alone */
-}
-
 /* What is the same in all turns of a state warp. */
 struct post {
     int chunks, length;
     int group, warp, half; /* its warpgroup, its number in there, the half of the value channels */
     enum rows kind;
 };
+
+/* Where v of a chunk lies until it is in registers, one half of the value channels, and which use of
+ * that place it is, by parity. */
+static __device__ __forceinline__ int values_place(const struct post *p, int chunk)
+{
+    return p->kind == OUT ? chunk % 2 : p->group;
+}
+
+static __device__ __forceinline__ int values_phase(const struct post *p, int chunk)
+{
+    return p->kind == OUT ? chunk / 2 % 2 : chunk % 2;
+}
+
+/* Where the rows of a chunk are turned, unless they are FORCED. */
+static __device__ __forceinline__ int rows_place(const struct post *p)
+{
+    return p->kind == OUT ? 2 : p->group;
+}
+
+/* v of a chunk, by one warp. */
+static __device__ __forceinline__ void fetch_values(const struct fkda_forward_sm90_args *a,
+                                                    struct pair_shared *s, const struct head *w,
+                                                    const struct post *p, int chunk)
+{
+    const int place = values_place(p, chunk), first = HALF_K * p->half;
+    const int row = (int)w->seq.begin + CHUNK * chunk, ahead = row + CHUNK * PLACES;
+    if (elect_one()) {
+        mbarrier_arrive_expect(&s->v_full[place], sizeof s->v[place]);
+        tensor_copy_4d(s->v[place].rows, &a->maps[MAP_V], first, w->h, row, (int)w->seq.batch,
+                       &s->v_full[place]);
+        tensor_prefetch_4d(&a->maps[MAP_V], first, w->h, ahead, (int)w->seq.batch);
+    }
+    __syncwarp(); /* one lane was alone */
+}
+
+/* All of a whole segment, whose second state warpgroup has nothing else to do. */
+static __device__ __forceinline__ void fetch_all_values(const struct fkda_forward_sm90_args *a,
+                                                        struct pair_shared *s, const struct head *w,
+                                                        const struct post *p)
+{
+    for (int i = 0; i < p->chunks; i++) {
+        if (i >= 2)
+            mbarrier_wait(&s->v_empty[i % 2], values_phase(p, i) ^ 1);
+        fetch_values(a, s, w, p, i);
+    }
+}
 
 /* Where a thread stores its rows of the first chunk, 16 bytes each: rows of out, or parts of an
  * image of the segment (segments.h). */
@@ -235,11 +266,15 @@ static __device__ __forceinline__ void walk_states(const struct fkda_forward_sm9
         .half = kind == OUT ? rank : group,
         .kind = kind,
     };
-    const int fetches = kind != RESPONSE && p.warp == 0;
-    if ((kind == OUT && group > 0) || !__any_sync(~0u, p.chunks > 0 || w->exit))
+    if (!__any_sync(~0u, p.chunks > 0 || w->exit))
         return;
-    if (fetches && p.chunks > 0)
-        fetch_values(a, s, w, 0, group, p.half);
+    if (kind == OUT && group == 1) {
+        if (p.warp == 0)
+            fetch_all_values(a, s, w, &p);
+        return;
+    }
+    if (kind == FORCED && p.warp == 0 && p.chunks > 0)
+        fetch_values(a, s, w, &p, 0);
     struct walker x;
     {
         const int thread = rederive(self);
@@ -251,24 +286,24 @@ static __device__ __forceinline__ void walk_states(const struct fkda_forward_sm9
     }
     uint32_t v[4][2] = {{0}};
     char *to = first_target(a, w, &p, rederive(self));
-    char *const staging = s->v[kind == OUT ? 1 : group].rows[0];
+    char *const staging = s->v[rows_place(&p)].rows[0];
     const int target = a->recurrence.target_log2 - 1;
     int has_chunk = 0, needs = 1;
     if (kind != RESPONSE && p.chunks > 0) {
-        mbarrier_wait(&s->v_full[group], 0);
-        load_values(v, s->v[group].rows[0], p.warp, p.length, rederive(self) % 32);
-        mbarrier_arrive_warp(&s->v_empty[group], rederive(self) % 32);
+        const int lane = rederive(self) % 32, from = values_place(&p, 0);
+        mbarrier_wait(&s->v_full[from], 0);
+        load_values(v, s->v[from].rows[0], p.warp, p.length, lane);
+        mbarrier_arrive_warp(&s->v_empty[from], lane);
     }
-    if (fetches && p.chunks > 1) {
+    if (kind == FORCED && p.warp == 0 && p.chunks > 1) {
         mbarrier_wait(&s->v_empty[group], 0);
-        fetch_values(a, s, w, 1, group, p.half);
+        fetch_values(a, s, w, &p, 1);
     }
     for (int at = 0; at < p.chunks; at++) {
         const int thread = rederive(self), lane = thread % 32;
         /* loaded anew: from a register that outlives the loop the compiler would not know that the
          * warp stays together */
         const enum rows kind = (enum rows)shared_by_lanes(w->rows);
-        const int fetches = kind != RESPONSE && p.warp == 0;
         const int place = at % PLACES, phase = at / PLACES % 2;
         const int next = at + 1, more = next < p.chunks;
         const struct chunk *chunk = &s->chunks[place];
@@ -283,9 +318,10 @@ static __device__ __forceinline__ void walk_states(const struct fkda_forward_sm9
                             lane);
         update_state(&turn, &x, v, chunk, &s->solved[place], phase, is_solved);
         has_chunk = more && mbarrier_test(&s->full[next % PLACES], next / PLACES % 2);
+        const int from = values_place(&p, next);
         if (kind != RESPONSE && more) {
-            mbarrier_wait(&s->v_full[group], next % 2);
-            load_values(v, s->v[group].rows[0], p.warp, p.length - CHUNK * next, lane);
+            mbarrier_wait(&s->v_full[from], values_phase(&p, next));
+            load_values(v, s->v[from].rows[0], p.warp, p.length - CHUNK * next, lane);
         }
         await_output(&turn);
         uint4 rows[3];
@@ -302,15 +338,15 @@ static __device__ __forceinline__ void walk_states(const struct fkda_forward_sm9
         }
         needs = needs_scale(&x, v, next % RESCALE_CHUNKS == 0 || !a->prepare.qk_l2norm, target);
         if (kind != RESPONSE && more)
-            mbarrier_arrive_warp(&s->v_empty[group], lane);
+            mbarrier_arrive_warp(&s->v_empty[from], lane);
         end_turn(&x);
         __syncwarp();
         if (lane == 0)
             cluster_arrive(cluster_address(&s->empty[at / 2 % PREPARERS], at % 2));
         __syncwarp(); /* one lane was alone */
-        if (fetches && at + 2 < p.chunks) {
+        if (kind == FORCED && p.warp == 0 && at + 2 < p.chunks) {
             mbarrier_wait(&s->v_empty[group], next % 2);
-            fetch_values(a, s, w, at + 2, group, p.half);
+            fetch_values(a, s, w, &p, at + 2);
         }
         if (kind == FORCED) {
 #pragma unroll
@@ -431,8 +467,10 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 
     for (int i = 0; i < PREPARERS; i++)
         clear_workshop(&s->workshops[i]);
     fence_proxy_async();
-    __syncthreads();
-    cluster_sync(); /* head, zeros and barriers are there, in both blocks */
+    __syncthreads(); /* the head is there */
+    if (threadIdx.x < TILE_K)
+        s->offset[threadIdx.x] = s->head.slope * load_bias(&a.prepare, s->head.h, threadIdx.x);
+    cluster_sync(); /* offsets, zeros and barriers are there, in both blocks */
     if (s->head.padding && rank == 0)
         clear_output(&a.recurrence, &s->head);
     if (threadIdx.x >= 2 * ROLE_THREADS) {

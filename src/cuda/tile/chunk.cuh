@@ -55,7 +55,6 @@ static_assert(sizeof(struct raw) % 1024 == 0 && sizeof(struct chunk) % 1024 == 0
 
 /* What a prepare warpgroup works in. */
 struct workshop {
-    float offset[TILE_K];     /* slope * dt_bias of the head that the warpgroup is at */
     float totals[4][TILE_K];  /* gates of 8 tokens each, log2 */
     float inverse[2 * CHUNK]; /* 1 / |k|, then 1 / |q| */
     /* for the state warp that solves, while the warpgroup begins its next chunk */
