@@ -39,8 +39,10 @@
  * computes in fp32 and needs no workspace.
  * Which kernels take a call of fkda_forward depends on the device, the shapes and the alignment:
  * fkda_report names them. FLASH_KDA_CUDA_PATH = auto, sm80 (any call) or sm90 (one that they cannot
- * take is FKDA_ERROR_UNSUPPORTED) chooses. Different kernels give different last bits, and a call
- * for sm90 may be cut at multiples of 128 tokens, not of FKDA_CHUNK_TOKENS.
+ * take is FKDA_ERROR_UNSUPPORTED) chooses; sm90-forward is sm90 without cutting sequences into
+ * segments or sharing them out to pairs of multiprocessors, which is slower for few heads but gives
+ * them the bits of many. Different kernels give different last bits, and a call for sm90 may be cut
+ * at multiples of 128 tokens, not of FKDA_CHUNK_TOKENS.
  *
  * Threads. The library keeps no state between calls besides what it learned of the processor; any
  * number of threads may call it at once on different outputs.

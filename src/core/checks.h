@@ -69,9 +69,14 @@ fkda_status fkda_resolve_environment(const fkda_args *args, fkda_isa *isa,
                                      struct fkda_reason reason);
 
 /* Kernels of the CUDA forward (src/cuda/cuda_paths.h). */
-enum fkda_cuda_path { FKDA_CUDA_PATH_AUTO, FKDA_CUDA_PATH_SM80, FKDA_CUDA_PATH_SM90 };
+enum fkda_cuda_path {
+    FKDA_CUDA_PATH_AUTO,
+    FKDA_CUDA_PATH_SM80,
+    FKDA_CUDA_PATH_SM90,
+    FKDA_CUDA_PATH_SM90_FORWARD /* sm90, but a block for each chain, however few they are */
+};
 
-const char *fkda_cuda_path_name(enum fkda_cuda_path path); /* "auto", "sm80", "sm90" */
+const char *fkda_cuda_path_name(enum fkda_cuda_path path); /* "auto", "sm80", ... */
 
 /* options.c: FLASH_KDA_CUDA_PATH. */
 fkda_status fkda_read_cuda_path(enum fkda_cuda_path *path, struct fkda_reason reason);

@@ -104,7 +104,7 @@ fkda_status fkda_resolve_environment(const fkda_args *args, fkda_isa *isa,
 
 const char *fkda_cuda_path_name(enum fkda_cuda_path path)
 {
-    static const char *const names[] = {"auto", "sm80", "sm90"};
+    static const char *const names[] = {"auto", "sm80", "sm90", "sm90-forward"};
     return names[path];
 }
 
@@ -114,12 +114,12 @@ fkda_status fkda_read_cuda_path(enum fkda_cuda_path *path, struct fkda_reason re
     *path = FKDA_CUDA_PATH_AUTO;
     if (!value)
         return FKDA_OK;
-    for (int i = FKDA_CUDA_PATH_AUTO; i <= FKDA_CUDA_PATH_SM90; i++) {
+    for (int i = FKDA_CUDA_PATH_AUTO; i <= FKDA_CUDA_PATH_SM90_FORWARD; i++) {
         if (strcmp(value, fkda_cuda_path_name((enum fkda_cuda_path)i)) == 0) {
             *path = (enum fkda_cuda_path)i;
             return FKDA_OK;
         }
     }
     return fkda_fail(reason, FKDA_ERROR_INVALID_ARGUMENT,
-                     "FLASH_KDA_CUDA_PATH: '%.60s', wanted auto, sm80 or sm90", value);
+                     "FLASH_KDA_CUDA_PATH: '%.60s', wanted auto, sm80, sm90 or sm90-forward", value);
 }

@@ -198,8 +198,9 @@ static void name_kernels(const struct fkda_plan *plan, const struct fkda_cuda_wo
     if (plan->N == 0)
         snprintf(kernel, sizeof report->kernel, "cuda/none");
     else if (path == FKDA_CUDA_PATH_SM90)
-        snprintf(kernel, sizeof report->kernel, "cuda/sm90/%s_%s",
-                 segments->chunks ? "segments+combine+join" : "forward", gates[plan->gate]);
+        snprintf(kernel, sizeof report->kernel, "cuda/sm90/%s%s_%s",
+                 segments->pairs ? "pairs" : "forward", segments->chunks ? "+combine+join" : "",
+                 gates[plan->gate]);
     else
         snprintf(kernel, sizeof report->kernel, "cuda/sm80/prepare_%s+recurrence_%d",
                  gates[plan->gate], (int)(plan->V / 16 / work->recurrence.slices));

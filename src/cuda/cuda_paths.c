@@ -91,15 +91,20 @@ fkda_status fkda_cuda_check_sm90(const struct fkda_plan *plan,
 
 /* How path sm90 takes the call, and the time that is predicted for it. */
 static struct fkda_segments plan_segments(const struct fkda_plan *plan,
-                                          const struct fkda_cuda_device *device, double *us)
+                                          const struct fkda_cuda_device *device,
+                                          enum fkda_cuda_path wish, double *us)
 {
     const struct fkda_segment_costs *costs = &fkda_segment_costs_sm90;
     const int64_t T = plan->varlen ? plan->T : plan->B * plan->T;
+    if (wish == FKDA_CUDA_PATH_SM90_FORWARD)
+        return (struct fkda_segments){0};
     const struct fkda_cut cut = fkda_cuda_choose_cut(T, plan->N, plan->HV, device->num_sms, costs);
     *us = plan->N == 0
               ? 0.0
               : fkda_cuda_predict_sm90_us(T, plan->N, plan->HV, device->num_sms, cut, costs);
-    return fkda_cuda_plan_segments(plan->T, plan->N, plan->varlen, cut);
+    struct fkda_segments segments = fkda_cuda_plan_segments(plan->T, plan->N, plan->varlen, cut);
+    segments.pairs = cut.chunks || fkda_cuda_has_pairs(plan->N * plan->HV, device->num_sms);
+    return segments;
 }
 
 fkda_status fkda_cuda_choose_path(const struct fkda_plan *plan,
@@ -114,10 +119,11 @@ fkda_status fkda_cuda_choose_path(const struct fkda_plan *plan,
     if (wish == FKDA_CUDA_PATH_SM80)
         return fkda_fail(note, FKDA_OK, "FLASH_KDA_CUDA_PATH: sm80");
     if (fkda_cuda_check_sm90(plan, device, (struct fkda_reason){why, sizeof why}) != FKDA_OK)
-        return wish == FKDA_CUDA_PATH_SM90
-                   ? fkda_fail(reason, FKDA_ERROR_UNSUPPORTED, "FLASH_KDA_CUDA_PATH: sm90: %s", why)
-                   : fkda_fail(note, FKDA_OK, "%s", why);
-    *segments = plan_segments(plan, device, &sm90_us);
+        return wish == FKDA_CUDA_PATH_AUTO
+                   ? fkda_fail(note, FKDA_OK, "%s", why)
+                   : fkda_fail(reason, FKDA_ERROR_UNSUPPORTED, "FLASH_KDA_CUDA_PATH: %s: %s",
+                               fkda_cuda_path_name(wish), why);
+    *segments = plan_segments(plan, device, wish, &sm90_us);
     if (wish == FKDA_CUDA_PATH_AUTO && plan->N > 0) {
         const int64_t T = plan->varlen ? plan->T : plan->B * plan->T;
         const double sm80_us = fkda_cuda_predict_sm80_us(T, plan->N, plan->HV, device->num_sms);

@@ -2,8 +2,8 @@
  * and tested, everywhere.
  *
  *     sm80   prepare and recurrence: every call that cuda_plan.c accepts, on every architecture
- *     sm90   the fused kernel, Hopper alone; takes fewer calls; sequences are cut into segments
- *            when there are fewer chains (a sequence and value head each) than SMs
+ *     sm90   the fused kernels, Hopper alone; takes fewer calls; pairs of blocks, and sequences cut
+ *            into segments, when there are fewer chains (a sequence and value head each) than SMs
  */
 #ifndef FKDA_CUDA_PATHS_H
 #define FKDA_CUDA_PATHS_H

@@ -193,7 +193,7 @@ cudaError_t fkda_cuda_launch_sm90(const struct fkda_prepare_args *prepare,
     }
     if (error != cudaSuccess)
         return error;
-    if (segments->chunks == 0 && fkda_cuda_has_pairs(chains, num_sms))
+    if (segments->chunks == 0 && segments->pairs)
         return launch_pairs(&args, chains, stream);
     if (segments->chunks == 0)
         return launch_forward(&args, chains,

@@ -7,6 +7,8 @@
 
 const struct fkda_segment_costs fkda_segment_costs_sm90 = {
     .chunk_us = 2.4,
+    .pair_us = 1.45,
+    .later_us = 1.92,
     .start_us = 9.0,
     .item_us = 3.0,
     .combine_us = 1.3,
@@ -18,11 +20,6 @@ const struct fkda_segment_costs fkda_segment_costs_sm90 = {
 static int64_t divide_up(int64_t a, int64_t b)
 {
     return a / b + (a % b != 0);
-}
-
-int64_t fkda_cuda_pieces_of(int64_t tokens, int64_t piece_tokens)
-{
-    return tokens > 0 ? divide_up(tokens, piece_tokens) : 1;
 }
 
 int fkda_cuda_choose_combine_rows(int64_t chains, int num_sms)
@@ -75,29 +72,55 @@ static int64_t chunks_of_sequence(int64_t T, int64_t N)
     return divide_up(divide_up(T, N), SEGMENT_CHUNK_TOKENS);
 }
 
-/* SMs that have no first segment take two blocks for every other piece meanwhile. */
-int32_t fkda_cuda_choose_lead(int64_t pieces, int64_t chains, int num_sms)
+/* Segments of a cut sequence of so many chunks behind the first one. */
+static int64_t later_segments(int64_t chunks, struct fkda_cut cut)
 {
-    return (int32_t)divide_up(2 * pieces * chains, num_sms + chains);
+    return cut.chunks && chunks > cut.first ? divide_up(chunks - cut.first, cut.chunks) : 0;
+}
+
+/* Pairs of blocks walk all first segments, then the others; those without a first one in the last
+ * round of them begin with the others at once. */
+static double walk_us(int64_t chains, int64_t later, int64_t pairs, struct fkda_cut cut,
+                      const struct fkda_segment_costs *costs)
+{
+    const double first_us = costs->start_us + costs->pair_us * cut.first;
+    const double later_us = costs->start_us + costs->later_us * cut.chunks;
+    const int64_t free = pairs - chains % pairs; /* in the last round */
+    const int64_t meanwhile = free * (int64_t)(first_us / later_us);
+    const double before = first_us * (double)(chains / pairs);
+    const double beside = later_us * (double)divide_up(later, free);
+    const double behind =
+        first_us + (later > meanwhile ? later_us * (double)divide_up(later - meanwhile, pairs) : 0);
+    const double last = beside < behind ? beside : behind;
+    return before + (last > first_us ? last : first_us);
 }
 
 double fkda_cuda_predict_sm90_us(int64_t T, int64_t N, int64_t HV, int num_sms, struct fkda_cut cut,
                                  const struct fkda_segment_costs *costs)
 {
     const int64_t chains = N * HV, chunks = chunks_of_sequence(T, N);
-    const int64_t pieces = cut.chunks ? divide_up(chunks, cut.chunks) : 1;
-    if (cut.chunks == 0 || pieces <= cut.lead)
+    const int64_t later = later_segments(chunks, cut);
+    if (later == 0 && fkda_cuda_has_pairs(chains, num_sms))
+        return costs->start_us + costs->pair_us * (double)chunks;
+    if (later == 0)
         return items_us(chains, T / N, fkda_cuda_choose_items(chains, T / N, num_sms, costs),
                         num_sms, costs);
-    const int64_t others = pieces - cut.lead;
     const int64_t combine_blocks = chains * TILE_K / fkda_cuda_choose_combine_rows(chains, num_sms);
-    double walk = rounds((2 * others + cut.lead) * chains, num_sms);
-    walk = walk > cut.lead ? walk : cut.lead;
-    const double combine = (double)(others + 1) * rounds(combine_blocks, num_sms);
-    const double join =
-        (double)((chunks - (int64_t)cut.lead * cut.chunks) * chains) * 132.0 / num_sms;
-    return (costs->chunk_us * cut.chunks + costs->start_us) * walk + costs->combine_us * combine +
+    const double combine = (double)(later + 1) * rounds(combine_blocks, num_sms);
+    const double join = (double)((chunks - cut.first) * chains) * 132.0 / num_sms;
+    return walk_us(chains, later * chains, num_sms / 2, cut, costs) + costs->combine_us * combine +
            costs->join_us * join + 2 * costs->launch_us;
+}
+
+/* The length of `later` segments behind a first one with which all SMs are busy until the end: pairs
+ * without a first segment in the last round walk the others in rounds of their own meanwhile. */
+static double balanced_length(int64_t chunks, int64_t chains, int64_t later, int64_t pairs,
+                              const struct fkda_segment_costs *costs)
+{
+    const double beside = (double)divide_up(later * chains, pairs - chains % pairs);
+    const double starts = (beside - 1) * costs->start_us / costs->pair_us;
+    return ((double)chunks - starts) /
+           ((double)later + beside * costs->later_us / costs->pair_us);
 }
 
 struct fkda_cut fkda_cuda_choose_cut(int64_t T, int64_t N, int64_t HV, int num_sms,
@@ -108,25 +131,21 @@ struct fkda_cut fkda_cuda_choose_cut(int64_t T, int64_t N, int64_t HV, int num_s
     if (T <= 0 || N <= 0 || HV <= 0 || N > num_sms / HV)
         return best; /* every SM has a chain: more work can only cost */
     const int64_t chunks = chunks_of_sequence(T, N), chains = N * HV;
-    /* at best all SMs are busy: those of the first segments, and the others with the rest twice */
-    const double least_us =
-        costs->chunk_us * 2.0 * (double)(chunks * chains) / (double)(num_sms + chains);
     double best_us = costs->worthwhile * fkda_cuda_predict_sm90_us(T, N, HV, num_sms, best, costs);
-    int64_t before = chunks;
-    for (int64_t wanted = 2; wanted * chains <= MOST_ROUNDS * num_sms; wanted++) {
-        const int64_t length = divide_up(chunks, wanted), pieces = divide_up(chunks, length);
-        const struct fkda_cut cut = {(int32_t)length,
-                                     fkda_cuda_choose_lead(pieces, chains, num_sms)};
-        if (length < LEAST_PIECE_CHUNKS ||
-            least_us + costs->combine_us * (double)(pieces - cut.lead) >= best_us)
-            break; /* more pieces take longer to combine */
-        if (length == before || cut.lead >= pieces)
-            continue;
-        before = length;
-        const double us = fkda_cuda_predict_sm90_us(T, N, HV, num_sms, cut, costs);
-        if (us < best_us) {
-            best_us = us;
-            best = cut;
+    for (int64_t later = 1; (later + 1) * chains <= MOST_ROUNDS * num_sms; later++) {
+        const double balanced = balanced_length(chunks, chains, later, num_sms / 2, costs);
+        if (balanced < LEAST_PIECE_CHUNKS - 1)
+            break;
+        for (int up = 0; up <= 1; up++) {
+            const int32_t length = (int32_t)balanced + up;
+            const struct fkda_cut cut = {length, (int32_t)(chunks - later * length)};
+            if (length < LEAST_PIECE_CHUNKS || cut.first < length)
+                continue;
+            const double us = fkda_cuda_predict_sm90_us(T, N, HV, num_sms, cut, costs);
+            if (us < best_us) {
+                best_us = us;
+                best = cut;
+            }
         }
     }
     return best;
@@ -148,13 +167,15 @@ struct fkda_segments fkda_cuda_plan_segments(int64_t T, int64_t N, int varlen, s
     const int64_t tokens = (int64_t)SEGMENT_CHUNK_TOKENS * cut.chunks;
     if (cut.chunks == 0)
         return (struct fkda_segments){0};
-    const int64_t per_sequence = fkda_cuda_pieces_of(T, tokens);
+    const int32_t lead = cut.first / cut.chunks;
+    const int64_t per_sequence = lead + later_segments(divide_up(T, SEGMENT_CHUNK_TOKENS), cut);
     const int64_t pieces = varlen ? T / tokens + N : N * per_sequence;
     return (struct fkda_segments){
         .chunks = cut.chunks,
-        .lead = cut.lead,
+        .first = cut.first,
+        .lead = lead,
         .per_sequence = per_sequence,
-        .slots = pieces > cut.lead ? pieces - (cut.lead - 1) : 1,
+        .slots = pieces > lead ? pieces - (lead - 1) : 1,
     };
 }
 

@@ -24,9 +24,11 @@ enum {
     MOST_SMS = 144   /* of compute capability 9.0 */
 };
 
-/* Times of one block on an SM of its own, in microseconds. */
+/* Times of a block on an SM of its own, or of a pair of blocks on two, in microseconds. */
 struct fkda_segment_costs {
-    double chunk_us;   /* 32 tokens */
+    double chunk_us;   /* 32 tokens, by a block */
+    double pair_us;    /* by a pair, of a whole sequence or a first segment */
+    double later_us;   /* by a pair, of a later segment */
     double start_us;   /* until its first chunk */
     double item_us;    /* from the last chunk of a sequence to the first of the next */
     double combine_us; /* one segment in the combine step */
@@ -40,15 +42,12 @@ extern const struct fkda_segment_costs fkda_segment_costs_sm90;
 
 /* How sequences are cut (segments.h). chunks 0: they are not. */
 struct fkda_cut {
-    int32_t chunks, lead;
+    int32_t chunks, first; /* of later segments; of first ones, at least as many */
 };
 
 /* T: tokens of all N sequences together, which are taken to be of the same length. */
 struct fkda_cut fkda_cuda_choose_cut(int64_t T, int64_t N, int64_t HV, int num_sms,
                                      const struct fkda_segment_costs *costs);
-
-/* The shortest first segment beside which the rest of `pieces` pieces is done. */
-int32_t fkda_cuda_choose_lead(int64_t pieces, int64_t chains, int num_sms);
 
 /* Predicted time of a call. */
 double fkda_cuda_predict_sm90_us(int64_t T, int64_t N, int64_t HV, int num_sms, struct fkda_cut cut,
@@ -77,9 +76,6 @@ void fkda_cuda_place_segments(struct fkda_segments *segments, int64_t HV, void *
 /* What is enough for any cut that fkda_cuda_choose_cut may choose, also of fewer tokens and
  * sequences; T as for fkda_cuda_plan_segments. */
 size_t fkda_cuda_most_segment_bytes(int64_t T, int64_t N, int64_t HV, int varlen);
-
-/* Pieces of a sequence: at least 1. */
-int64_t fkda_cuda_pieces_of(int64_t tokens, int64_t piece_tokens);
 
 /* Value channels that a block of the combine step carries: few where every block still finds an SM
  * of its own, although all read the whole of M. */

@@ -9,12 +9,14 @@ enum {
     MOST_BLOCK_ITEMS = 8 /* sequences that one block takes after another */
 };
 
-/* Sequences cut into pieces of `chunks` chunks from their start, so that few heads fill the device.
- * The first `lead` pieces are one segment, the others one each: each of those is walked twice, and
- * meanwhile the first one can be longer. Piece i of sequence n has number base(n) + i, where base
- * is n per_sequence, or for varlen cu_seqlens[n] / (32 chunks) + n. Images are there for `slots`
- * pieces from number lead - 1 on: those of states, fp32 [slots][HV][V, 128], for the last piece of
- * a segment; those of outputs, [slots][HV][chunks], for each chunk of the segments but the first:
+/* A sequence is cut into a first segment of `first` chunks and others of `chunks`, so that few heads
+ * fill the device. Those others are walked twice, and meanwhile the first one can be longer: at
+ * least `lead` = first / chunks times. Numbers count pieces of `chunks` chunks: the first segment of
+ * sequence n has the numbers base(n) .. base(n) + lead - 1, the others one each from there on, where
+ * base is n per_sequence, or for varlen cu_seqlens[n] / (32 chunks) + n. Images are there for
+ * `slots` numbers from lead - 1 on, the first segment's at base(n) of them: those of states, fp32
+ * [slots][HV][V, 128], for each segment; those of outputs, [slots][HV][chunks], for each chunk of
+ * the segments but the first:
  *
  *     response  [32 tokens][128 rows of the identity] fp16, each 16 rows times a power of two that
  *               they share; the 16-byte pieces of a token permuted by token % 8, so that ldmatrix
@@ -25,8 +27,9 @@ enum {
  */
 struct fkda_segments {
     int32_t chunks; /* 0: sequences are whole */
-    int32_t lead;
-    int64_t per_sequence; /* dense: ceil(T / (32 chunks)) */
+    int32_t pairs;  /* two blocks for each segment or whole sequence (pairs_sm90.cu) */
+    int32_t first, lead;
+    int64_t per_sequence; /* dense: numbers of a sequence */
     int64_t slots;
     float *entry;      /* where a segment takes a zero state; then the state that enters it. Of a
                           first segment: where it takes the initial state */

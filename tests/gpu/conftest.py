@@ -40,12 +40,12 @@ def why_not():
 REASON = why_not()
 
 
-@pytest.fixture(params=["sm80", "sm90"])
+@pytest.fixture(params=["sm80", "sm90", "sm90-forward"])
 def path(request, monkeypatch):
     """The kernels of every call in the test (FLASH_KDA_CUDA_PATH); on_gpu.run demands that they
     ran. Modules ask for it with `pytestmark`; the others test what a user gets who sets nothing."""
     found = flash_kda.info()
-    if request.param == "sm90" and found["cuda_path"] != "sm90":
+    if request.param != "sm80" and found["cuda_path"] != "sm90":
         pytest.skip(f"no kernels of path sm90: {found['cuda_note']}")
     monkeypatch.setenv("FLASH_KDA_CUDA_PATH", request.param)
     return request.param

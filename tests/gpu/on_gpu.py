@@ -30,12 +30,25 @@ def _move(x):
 
 
 def path():
-    """FLASH_KDA_CUDA_PATH, which the fixture `path` sets."""
+    """FLASH_KDA_CUDA_PATH, which the fixture `path` sets: auto, sm80, sm90 or sm90-forward."""
     return os.environ.get("FLASH_KDA_CUDA_PATH", "auto")
 
 
 # A call may be cut at multiples of these tokens without changing a bit.
-CUT_TOKENS = {"sm80": 16, "sm90": 128}
+CUT_TOKENS = {"sm80": 16, "sm90": 128, "sm90-forward": 128}
+
+# How the kernels of a path are named.
+KERNELS = {
+    "auto": "cuda/",
+    "sm80": "cuda/sm80/",
+    "sm90": "cuda/sm90/",
+    "sm90-forward": "cuda/sm90/forward_",
+}
+
+
+def is_split(report):
+    """Whether the library has cut the sequences of that call into segments."""
+    return "combine" in report["kernel"]
 
 
 def reason_against_sm90(call, out=None, checkpoints=None):
@@ -69,19 +82,18 @@ def run(call, **how):
         with torch.device(DEVICE):
             result = inputs.run(call, **how)
     except NotImplementedError as error:
-        head, _, reason = str(error).partition("FLASH_KDA_CUDA_PATH: sm90: ")
+        head, _, reason = str(error).partition(f"FLASH_KDA_CUDA_PATH: {path()}: ")
         if head or not reason:
             raise
-        assert path() == "sm90" and against and reason.startswith(against), reason
+        assert path().startswith("sm90") and against and reason.startswith(against), reason
         pytest.skip(f"not for path sm90: {against.rstrip(': ')}")
     report = flash_kda.last_report()
     assert report["num_calls"] == before + 1
     if call.sequences == 0:
         assert report["kernel"] == "cuda/none", report
     else:
-        wanted = "cuda/" if path() == "auto" else f"cuda/{path()}/"
-        assert report["kernel"].startswith(wanted), report
-    assert path() != "sm90" or against is None, f"taken in spite of {against!r}"
+        assert report["kernel"].startswith(KERNELS[path()]), report
+    assert not path().startswith("sm90") or against is None, f"taken in spite of {against!r}"
     return result
 
 

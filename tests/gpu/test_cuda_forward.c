@@ -123,12 +123,14 @@ static void make_device_args(struct call *call)
                           : on_device(call, &from->final_state, false);
 }
 
-/* "cuda/sm90/...": sets FLASH_KDA_CUDA_PATH to sm90. */
+/* Sets FLASH_KDA_CUDA_PATH to what leads to these kernels. */
 static void choose_path(const char *kernel)
 {
-    char path[8] = "";
-    memcpy(path, kernel + strlen("cuda/"), 4);
-    setenv("FLASH_KDA_CUDA_PATH", path, 1);
+    setenv("FLASH_KDA_CUDA_PATH",
+           strncmp(kernel, "cuda/sm80/", 10) == 0           ? "sm80"
+           : strncmp(kernel, "cuda/sm90/forward", 17) == 0 ? "sm90-forward"
+                                                            : "sm90",
+           1);
 }
 
 /* Copies a result back and compares it with the reference's. */
@@ -274,29 +276,32 @@ static void test_odd_rows(void **state)
 
 static void test_sm90_dense_with_a_partial_tail(void **state)
 {
+    const char *const kernel = *state;
     PROLOGUE(call);
     begin(&call, (struct problem_sizes){.B = 2, .T = 265, .H = 1, .HV = 2, .V = 128}, FKDA_BF16);
     call.host.args.initial_state = states(&call, 2, FKDA_F32, true);
     call.host.args.final_state = states(&call, 2, FKDA_F32, false);
-    run_and_compare(&call, "cuda/sm90/forward_bounded");
+    run_and_compare(&call, kernel);
 }
 
 static void test_sm90_without_states(void **state)
 {
+    const char *const kernel = *state;
     PROLOGUE(call);
     begin(&call, (struct problem_sizes){.B = 1, .T = 1, .H = 1, .HV = 1, .V = 128}, FKDA_BF16);
-    run_and_compare(&call, "cuda/sm90/forward_bounded");
+    run_and_compare(&call, kernel);
 }
 
 static void test_sm90_packed_pool_with_padding(void **state)
 {
+    const char *const kernel = *state;
     PROLOGUE(call);
     begin(&call, (struct problem_sizes){.B = 1, .T = 150, .H = 2, .HV = 2, .V = 128}, FKDA_BF16);
     struct problem *p = &call.host;
     p->args.cu_seqlens = INDICES(p, FKDA_I64, 0, 17, 17, 50, 82, 150);
     p->args.state_indices = INDICES(p, FKDA_I32, 4, 1, -1, 0, 3);
     p->args.initial_state = p->args.final_state = states(&call, 5, FKDA_F32, true);
-    run_and_compare(&call, "cuda/sm90/forward_bounded");
+    run_and_compare(&call, kernel);
 }
 
 static void test_sm90_packed_and_split(void **state)
@@ -307,7 +312,7 @@ static void test_sm90_packed_and_split(void **state)
     p->args.cu_seqlens = INDICES(p, FKDA_I64, 0, 950, 2000);
     p->args.initial_state = states(&call, 2, FKDA_F32, true);
     p->args.final_state = states(&call, 2, FKDA_F32, false);
-    run_and_compare(&call, "cuda/sm90/segments+combine+join_bounded");
+    run_and_compare(&call, "cuda/sm90/pairs+combine+join_bounded");
 }
 
 static void test_sm90_many_chains(void **state)
@@ -332,10 +337,14 @@ static bool device_has_sm90(void)
 
 int main(void)
 {
+    char forward[] = "cuda/sm90/forward_bounded", pairs[] = "cuda/sm90/pairs_bounded";
     const struct CMUnitTest sm90[] = {
-        cmocka_unit_test(test_sm90_dense_with_a_partial_tail),
-        cmocka_unit_test(test_sm90_without_states),
-        cmocka_unit_test(test_sm90_packed_pool_with_padding),
+        cmocka_unit_test_prestate(test_sm90_dense_with_a_partial_tail, forward),
+        cmocka_unit_test_prestate(test_sm90_dense_with_a_partial_tail, pairs),
+        cmocka_unit_test_prestate(test_sm90_without_states, forward),
+        cmocka_unit_test_prestate(test_sm90_without_states, pairs),
+        cmocka_unit_test_prestate(test_sm90_packed_pool_with_padding, forward),
+        cmocka_unit_test_prestate(test_sm90_packed_pool_with_padding, pairs),
         cmocka_unit_test(test_sm90_packed_and_split),
         cmocka_unit_test(test_sm90_many_chains),
     };

@@ -7,7 +7,7 @@ files that asks for path sm90 holds the library against it.
 import pytest
 import torch
 from inputs import BF16, F32, make, rms_ratio, same_bits, shared, yardstick
-from on_gpu import ERRORS, check, moved, on_cpu, reason_against_sm90, run
+from on_gpu import ERRORS, check, is_split, moved, on_cpu, reason_against_sm90, run
 
 import flash_kda
 
@@ -43,7 +43,7 @@ def test_info_names_the_path_of_the_device(monkeypatch):
 
 @pytest.mark.parametrize(
     "T, H, kernel",
-    [(40, 1, "forward"), (256, 8, None), (1000, 2, "segments+combine+join")],
+    [(40, 1, "pairs"), (16, 200, None), (1000, 2, "pairs+combine+join"), (100, 67, "forward")],
 )
 def test_the_faster_path_is_taken(hopper, T, H, kernel):
     """As the cost model has it for 132 multiprocessors."""
@@ -62,13 +62,13 @@ def test_the_faster_path_is_taken(hopper, T, H, kernel):
 
 @pytest.mark.parametrize("regime", ["trained", "random"])
 def test_first_segments_of_many_heads(hopper, regime):
-    """Of 132 multiprocessors 64 have a first segment, two thirds of the sequence, and the others
-    walk the last third twice."""
-    call = shared(3200, 64, regime=regime, initial=F32)
+    """Of 66 pairs of multiprocessors 32 have a first segment, more than half of the sequence, and the
+    others walk the rest twice."""
+    call = shared(3200, 32, regime=regime, initial=F32)
     check(call, bounds=regime, cut=slice(0, 16))
     run(call)
     if multiprocessors() == 132:
-        assert last()[0] == "cuda/sm90/segments+combine+join_bounded"
+        assert last()[0] == "cuda/sm90/pairs+combine+join_bounded"
 
 
 @pytest.mark.parametrize("how", [{"final": False}, {"state_dtype": F32}, {"state_dtype": BF16}])
@@ -77,7 +77,7 @@ def test_segments_and_final_states(hopper, how):
     call = shared(2000, 2, cu=[0, 1100, 1130, 2000], initial=BF16)
     got = check(call, bounds="reports", cut=slice(0, 16), **how)
     assert same_bits(got.out, on_cpu(run(call)).out)
-    assert "segments" in last()[0]
+    assert is_split(flash_kda.last_report())
 
 
 @pytest.mark.parametrize("N", [7, 128, 129])
@@ -97,7 +97,7 @@ def test_a_nan_stays_in_its_row_of_a_split_sequence(hopper):
     """Channel 5 of one head is lost from the chunk of the NaN on, and nothing else."""
     call = moved(make(3000, 2, cu=[0, 1500, 3000], initial=F32))
     clean = run(call)
-    assert "segments" in last()[0]
+    assert is_split(flash_kda.last_report())
     call.v[0, 700, 1, 5] = float("nan")
     got = run(call, finite=False)
     lost = torch.zeros_like(got.out, dtype=torch.bool)
@@ -126,7 +126,7 @@ def test_a_split_keeps_the_digits_of_what_decays(hopper):
     call.v[:, 300:] = 0
     want = yardstick(call)
     got = on_cpu(run(call))
-    assert "segments" in last()[0]
+    assert is_split(flash_kda.last_report())
     assert float(want.out[:, -32:].abs().max()) < 1e-18 * float(want.out[:, :32].abs().max())
     assert worst_chunk(got.out, want.out) < 6e-3
     assert rms_ratio(got.final, want.final) < 3e-3
@@ -142,7 +142,7 @@ def test_a_split_of_what_grows(hopper):
     call.beta.fill_(2.2)
     want = yardstick(call)
     got = on_cpu(run(call))
-    assert "segments" in last()[0]
+    assert is_split(flash_kda.last_report())
     assert float(want.final.abs().max()) > 1e6
     assert rms_ratio(got.out, want.out) < 2e-2 and rms_ratio(got.final, want.final) < 2e-2
 
@@ -163,6 +163,20 @@ def test_a_path_of_ones_own_choice(hopper, monkeypatch):
         got = on_cpu(run(call))
         chosen = last()[0].split("/")[1]
         assert same_bits(got.final, results[chosen].final)
+
+
+@pytest.mark.parametrize("T", [1, 31, 32, 33, 64, 65, 96, 127, 128, 200, 261])
+def test_pairs_of_blocks_change_no_bit(hopper, T, monkeypatch):
+    """Two blocks that share a chain take the steps of one that has it alone."""
+    cu = [0, 0, T // 3, T]
+    call = moved(make(T, 3, cu=cu, initial=F32))
+    results = []
+    for path, kernel in (("sm90", "pairs"), ("sm90-forward", "forward")):
+        monkeypatch.setenv("FLASH_KDA_CUDA_PATH", path)
+        results.append(run(call))
+        assert last()[0] == f"cuda/sm90/{kernel}_bounded"
+    assert same_bits(results[0].out, results[1].out)
+    assert same_bits(results[0].final, results[1].final)
 
 
 def test_sm90_needs_no_workspace(hopper, monkeypatch):
@@ -253,7 +267,7 @@ def test_checkpoints_go_to_sm80(hopper):
 def test_a_wrong_path_is_named_and_nothing_is_written(monkeypatch):
     monkeypatch.setenv("FLASH_KDA_CUDA_PATH", "hopper")
     call = shared(20, 2)
-    with pytest.raises(ERRORS, match="'hopper', wanted auto, sm80 or sm90"):
+    with pytest.raises(ERRORS, match="'hopper', wanted auto, sm80, sm90 or sm90-forward"):
         run(call)
     monkeypatch.delenv("FLASH_KDA_CUDA_PATH")
     check(call)

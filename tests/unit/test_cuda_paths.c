@@ -8,7 +8,7 @@
 #include "device_call.h"
 #include "problem.h"
 
-enum { H = 48, HV = 96 };
+enum { H = 48, HV = 96, FEW = 12 };
 
 static const struct fkda_cuda_device H200 = {9, 0, 132, true};
 
@@ -127,7 +127,7 @@ static void test_the_faster_path_is_chosen(void **state)
             fkda_args args = device_call(N, T);
             struct choice c = choose(&args, &H200, FKDA_CUDA_PATH_AUTO);
             const double sm80 = fkda_cuda_predict_sm80_us(N * T, N, HV, H200.num_sms);
-            const struct fkda_cut cut = {c.segments.chunks, c.segments.lead};
+            const struct fkda_cut cut = {c.segments.chunks, c.segments.first};
             const double sm90 = fkda_cuda_predict_sm90_us(N * T, N, HV, H200.num_sms, cut,
                                                           &fkda_segment_costs_sm90);
             assert_int_equal(c.path == FKDA_CUDA_PATH_SM90, sm90 <= sm80);
@@ -141,20 +141,44 @@ static void test_the_faster_path_is_chosen(void **state)
     assert_true(chosen[0] > 0 && chosen[1] > 0);
 }
 
-/* Few chains are cut into segments. */
+/* Few chains are shared out to pairs of multiprocessors, and cut into segments. */
 static void test_segments(void **state)
 {
     (void)state;
     fkda_args args = device_call(1, 8192);
     struct choice c = choose(&args, &H200, FKDA_CUDA_PATH_SM90);
     assert_int_equal(c.segments.chunks, 0);
-    args = device_call_of(1, 8192, H, H, 128); /* leaves multiprocessors for segments of each */
+    args = device_call_of(1, 8192, FEW, FEW, 128); /* leaves multiprocessors for segments of each */
     c = choose(&args, &H200, FKDA_CUDA_PATH_SM90);
     const struct fkda_cut cut =
-        fkda_cuda_choose_cut(8192, 1, H, H200.num_sms, &fkda_segment_costs_sm90);
-    const struct fkda_segments expected = fkda_cuda_plan_segments(8192, 1, 0, cut);
+        fkda_cuda_choose_cut(8192, 1, FEW, H200.num_sms, &fkda_segment_costs_sm90);
+    struct fkda_segments expected = fkda_cuda_plan_segments(8192, 1, 0, cut);
+    expected.pairs = 1;
     assert_true(c.segments.chunks > 0);
     assert_memory_equal(&c.segments, &expected, sizeof expected);
+}
+
+/* One block a chain where there are too many for pairs, or where that is asked for. */
+static void test_pairs(void **state)
+{
+    (void)state;
+    for (int64_t N = 1; 4 * N <= 2 * H200.num_sms; N++) {
+        fkda_args args = device_call_of(N, 100, 2, 4, 128);
+        struct choice c = choose(&args, &H200, FKDA_CUDA_PATH_SM90);
+        assert_int_equal(c.segments.pairs, 4 * N <= H200.num_sms / 2);
+        c = choose(&args, &H200, FKDA_CUDA_PATH_SM90_FORWARD);
+        assert_int_equal(c.status, FKDA_OK);
+        assert_int_equal(c.path, FKDA_CUDA_PATH_SM90);
+        assert_int_equal(c.segments.pairs, 0);
+        assert_int_equal(c.segments.chunks, 0);
+    }
+    fkda_args args = device_call_of(1, 8192, FEW, FEW, 128); /* else cut into segments */
+    struct choice c = choose(&args, &H200, FKDA_CUDA_PATH_SM90_FORWARD);
+    assert_int_equal(c.segments.chunks, 0);
+    args.gate = FKDA_GATE_SOFTPLUS;
+    c = choose(&args, &H200, FKDA_CUDA_PATH_SM90_FORWARD);
+    assert_int_equal(c.status, FKDA_ERROR_UNSUPPORTED);
+    assert_begins(c.reason, "FLASH_KDA_CUDA_PATH: sm90-forward: gate without a lower bound");
 }
 
 static void test_kinds(void **state)
@@ -258,6 +282,7 @@ int main(void)
         cmocka_unit_test(test_devices),
         cmocka_unit_test(test_the_faster_path_is_chosen),
         cmocka_unit_test(test_segments),
+        cmocka_unit_test(test_pairs),
         cmocka_unit_test(test_kinds),
         cmocka_unit_test(test_rows),
         cmocka_unit_test(test_strides_that_are_not_used),

@@ -143,14 +143,14 @@ static const char cuda_path[] = "FLASH_KDA_CUDA_PATH";
 static void test_cuda_path(void **state)
 {
     (void)state;
-    static const char *const right[] = {"auto", "sm80", "sm90"};
+    static const char *const right[] = {"auto", "sm80", "sm90", "sm90-forward"};
     static const char *const wrong[] = {"SM90", "sm_90", "90", "sm90 ", "portable"};
     char reason[FKDA_REASON_BYTES] = "";
     struct fkda_reason where = {reason, sizeof reason};
     enum fkda_cuda_path path = FKDA_CUDA_PATH_SM90;
     assert_int_equal(fkda_read_cuda_path(&path, where), FKDA_OK);
     assert_int_equal(path, FKDA_CUDA_PATH_AUTO);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         setenv(cuda_path, right[i], 1);
         assert_int_equal(fkda_read_cuda_path(&path, where), FKDA_OK);
         assert_string_equal(fkda_cuda_path_name(path), right[i]);
@@ -162,7 +162,8 @@ static void test_cuda_path(void **state)
         char wanted[FKDA_REASON_BYTES];
         setenv(cuda_path, wrong[i], 1);
         assert_int_equal(fkda_read_cuda_path(&path, where), FKDA_ERROR_INVALID_ARGUMENT);
-        snprintf(wanted, sizeof wanted, "%s: '%s', wanted auto, sm80 or sm90", cuda_path, wrong[i]);
+        snprintf(wanted, sizeof wanted, "%s: '%s', wanted auto, sm80, sm90 or sm90-forward",
+                 cuda_path, wrong[i]);
         assert_string_equal(reason, wanted);
         fkda_info info;
         assert_int_equal(fkda_get_info(&info, reason, sizeof reason), FKDA_ERROR_INVALID_ARGUMENT);

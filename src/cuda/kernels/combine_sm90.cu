@@ -20,8 +20,8 @@
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/tf32.cuh"
 #include "cuda/ptx/wgmma.cuh"
+#include "cuda/tile/segment_map.cuh"
 #include "cuda/tile/transition.cuh"
-#include "cuda/tile_map.cuh"
 
 enum {
     MOST_TILES = 2, /* of 8 rows of S */
@@ -277,10 +277,10 @@ static __device__ __forceinline__ struct chain find_chain(const struct fkda_comb
     struct chain c;
     const struct fkda_segments *g = &a->segments;
     const int tokens = SEGMENT_CHUNK_TOKENS * g->chunks;
-    const int64_t length = sequence_at(&a->sequences, p->n).length;
-    const int64_t pieces = (length + tokens - 1) / tokens;
-    const int64_t image = piece_base(&a->sequences, p->n, tokens, g->per_sequence) * a->HV + p->h;
-    c.segments = pieces > g->lead ? (int)pieces - g->lead + 1 : 1;
+    const int64_t later =
+        sequence_at(&a->sequences, p->n).length - SEGMENT_CHUNK_TOKENS * (int64_t)g->first;
+    const int64_t image = first_piece(&a->sequences, g, p->n) * a->HV + p->h;
+    c.segments = later > 0 ? (int)((later + tokens - 1) / tokens) + 1 : 1;
     c.end = a->final_state.data ? c.segments : c.segments - 1;
     c.image_step = (int64_t)a->HV * COMBINE_IMAGE_ITEMS;
     c.transition = g->transition + image * COMBINE_IMAGE_ITEMS;

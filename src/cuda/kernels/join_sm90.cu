@@ -11,6 +11,7 @@
  */
 #include "cuda/ptx/dependent_launch.cuh"
 #include "cuda/tile/chunk_state.cuh"
+#include "cuda/tile/segment_map.cuh"
 
 enum { PLACES = 4 /* of chunks in shared memory */ };
 
@@ -38,17 +39,15 @@ static __device__ __forceinline__ struct share find_share(const struct fkda_join
     const struct fkda_segments *g = &a->segments;
     const int64_t image = blockIdx.x / (unsigned)a->shares; /* the number of the segment's */
     const int first_chunk = (int)(blockIdx.x % (unsigned)a->shares) * a->share_chunks;
-    const int64_t piece = image / (unsigned)a->HV + g->lead - 1, h = image % (unsigned)a->HV;
-    const int tokens = CHUNK * g->chunks;
-    const int64_t n = sequence_of_piece(&a->sequences, piece, tokens, g->per_sequence);
+    const int64_t h = image % (unsigned)a->HV, tokens = CHUNK * (int64_t)g->chunks;
+    const struct later_segment segment = find_later_segment(&a->sequences, g, image, a->HV);
+    const int64_t n = segment.n;
     const int64_t slot = a->state_indices.data ? load_index(&a->state_indices, n) : n;
     const struct sequence seq = sequence_at(&a->sequences, n);
-    const int64_t segment =
-        (piece - piece_base(&a->sequences, n, tokens, g->per_sequence)) * tokens;
-    const int64_t left = seq.length - segment, length = left < tokens ? left : tokens;
-    const int64_t first = CHUNK * first_chunk, token = seq.begin + segment + first;
+    const int64_t left = seq.length - segment.begin, length = left < tokens ? left : tokens;
+    const int64_t first = CHUNK * first_chunk, token = seq.begin + segment.begin + first;
     const int64_t most = CHUNK * a->share_chunks;
-    if (segment < (int64_t)tokens * g->lead || first >= length || slot < 0 || slot >= a->num_slots)
+    if (segment.begin < 0 || first >= length || slot < 0 || slot >= a->num_slots)
         return x; /* the output of a first segment is whole */
     const int64_t chunk = image * g->chunks + first_chunk;
     x.response = g->response + chunk * RESPONSE_BYTES;

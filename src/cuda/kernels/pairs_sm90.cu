@@ -15,6 +15,7 @@
 #include "cuda/tile/chunk_items.cuh"
 #include "cuda/tile/chunk_solve.cuh"
 #include "cuda/tile/chunk_walk.cuh"
+#include "cuda/tile/segment_map.cuh"
 
 enum {
     PLACES = 4, /* chunk c is in place c % PLACES of both blocks; block c % 2 makes it */
@@ -378,13 +379,12 @@ static __device__ __forceinline__ void find_first_segment(const struct fkda_forw
                                                           struct head *w, int64_t n)
 {
     const struct fkda_segments *g = &a->segments;
-    const int64_t tokens = (int64_t)CHUNK * g->chunks;
-    if (w->padding || w->length <= tokens * g->lead)
+    const int64_t image = first_piece(&a->recurrence.sequences, g, n) * a->recurrence.HV + w->h;
+    if (w->padding || w->length <= CHUNK * (int64_t)g->first)
         return;
-    const int64_t index = piece_base(&a->recurrence.sequences, n, (int)tokens, g->per_sequence);
-    w->length = (int)tokens * g->lead;
-    w->chunks = g->chunks * g->lead;
-    w->exit = g->entry + (index * a->recurrence.HV + w->h) * TILE_K * TILE_K;
+    w->length = CHUNK * g->first;
+    w->chunks = g->first;
+    w->exit = g->entry + image * TILE_K * TILE_K;
     w->exit_is_f32 = 1;
 }
 
@@ -395,18 +395,15 @@ static __device__ __forceinline__ void find_segment(const struct fkda_forward_sm
     const struct fkda_recurrence_args *r = &a->recurrence;
     const struct fkda_segments *g = &a->segments;
     const int64_t tokens = (int64_t)CHUNK * g->chunks;
-    const int64_t piece = image / (unsigned)r->HV + g->lead - 1;
-    const int64_t n = sequence_of_piece(&r->sequences, piece, (int)tokens, g->per_sequence);
-    const int64_t first =
-        (piece - piece_base(&r->sequences, n, (int)tokens, g->per_sequence)) * tokens;
+    const struct later_segment segment = find_later_segment(&r->sequences, g, image, r->HV);
     struct head whole = {{0}};
-    find_sequence(a, &whole, n, (int)(image % (unsigned)r->HV));
-    const int64_t left = whole.length - first;
-    if (whole.padding || first < tokens * g->lead || left <= 0)
+    find_sequence(a, &whole, segment.n, (int)(image % (unsigned)r->HV));
+    const int64_t left = whole.length - segment.begin;
+    if (whole.padding || segment.begin < 0 || left <= 0)
         return; /* nothing to do, no such segment, or part of the first */
     w->h = whole.h;
     w->seq = whole.seq;
-    w->seq.begin += first;
+    w->seq.begin += segment.begin;
     w->length = (int)(left < tokens ? left : tokens);
     w->chunks = (w->length + CHUNK - 1) / CHUNK;
     w->rows = rows;
