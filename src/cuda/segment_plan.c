@@ -128,7 +128,7 @@ struct fkda_cut fkda_cuda_choose_cut(int64_t T, int64_t N, int64_t HV, int num_s
 {
     struct fkda_cut best = {0, 0};
     num_sms = num_sms < MOST_SMS ? num_sms : MOST_SMS;
-    if (T <= 0 || N <= 0 || HV <= 0 || N > num_sms / HV)
+    if (T <= 0 || N <= 0 || HV <= 0 || N > num_sms / HV || num_sms < 2)
         return best; /* every SM has a chain: more work can only cost */
     const int64_t chunks = chunks_of_sequence(T, N), chains = N * HV;
     double best_us = costs->worthwhile * fkda_cuda_predict_sm90_us(T, N, HV, num_sms, best, costs);

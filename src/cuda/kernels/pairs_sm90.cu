@@ -41,7 +41,7 @@ static_assert(sizeof(struct pair_shared) <= FORWARD_SM90_SHARED_BYTES,
 
 /* The first and the second part of a chunk, which are sent apart. */
 enum {
-    ROWS_BYTES = offsetof(struct chunk, p),
+    ROWS_BYTES = sizeof(((struct chunk *)0)->rows) + sizeof(((struct chunk *)0)->decay),
     PRODUCTS_BYTES = sizeof(struct chunk) - ROWS_BYTES
 };
 
@@ -130,7 +130,7 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
             *(float4 *)&shop->totals[warp][4 * lane] =
                 make_float4(sums[0], sums[1], sums[2], sums[3]);
             if (chunk >= PLACES)
-                cluster_wait(&s->empty[preparer], phase ^ 1);
+                mbarrier_wait(&s->empty[preparer], phase ^ 1);
             named_barrier_sync(barrier, ROLE_THREADS); /* totals and norms are there */
             narrow = make_factors(raw, out, shop, G, rederive(thread), a->prepare.qk_l2norm);
         }
@@ -199,12 +199,14 @@ static __device__ __forceinline__ void fetch_values(const struct fkda_forward_sm
                                                     const struct post *p, int chunk)
 {
     const int place = values_place(p, chunk), first = HALF_K * p->half;
-    const int row = (int)w->seq.begin + CHUNK * chunk, ahead = row + CHUNK * PLACES;
+    const int row = (int)w->seq.begin + CHUNK * chunk;
     if (elect_one()) {
         mbarrier_arrive_expect(&s->v_full[place], sizeof s->v[place]);
         tensor_copy_4d(s->v[place].rows, &a->maps[MAP_V], first, w->h, row, (int)w->seq.batch,
                        &s->v_full[place]);
-        tensor_prefetch_4d(&a->maps[MAP_V], first, w->h, ahead, (int)w->seq.batch);
+        if (chunk + PLACES < p->chunks)
+            tensor_prefetch_4d(&a->maps[MAP_V], first, w->h, row + CHUNK * PLACES,
+                               (int)w->seq.batch);
     }
     __syncwarp(); /* one lane was alone */
 }
@@ -259,14 +261,12 @@ static __device__ __forceinline__ void walk_states(const struct fkda_forward_sm9
     const struct head *const w = &s->head;
     const int self = rederive(threadIdx.x), group = shared_by_lanes(threadIdx.x / ROLE_THREADS);
     const enum rows kind = (enum rows)shared_by_lanes(w->rows);
-    const struct post p = {
-        .chunks = shared_by_lanes(w->chunks),
-        .length = shared_by_lanes(w->length),
-        .group = group,
-        .warp = shared_by_lanes(threadIdx.x / 32 % 4),
-        .half = kind == OUT ? rank : group,
-        .kind = kind,
-    };
+    const struct post p = {shared_by_lanes(w->chunks),
+                           shared_by_lanes(w->length),
+                           group,
+                           shared_by_lanes(threadIdx.x / 32 % 4),
+                           kind == OUT ? rank : group,
+                           kind};
     if (!__any_sync(~0u, p.chunks > 0 || w->exit))
         return;
     if (kind == OUT && group == 1) {

@@ -30,19 +30,18 @@ static __device__ __forceinline__ void cluster_sync(void)
                      : "memory");
 }
 
-/* Arrivals order nothing: who arrives has only read, and has what it read, or sends what follows by
- * a copy. With release they would wait for the thread's stores to global memory. */
+/* An arrival, ordered behind what the thread has read and written as within its block: to release
+ * it to the whole cluster would wait for its stores to global memory. Enough for who has only read,
+ * and has what it read, or sends what follows by a copy. */
 static __device__ __forceinline__ void cluster_arrive(uint32_t barrier)
 {
-    asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
-                 : "memory");
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 /* Arrives, and makes the phase wait for `bytes` of bulk copies too. */
 static __device__ __forceinline__ void cluster_arrive_expect(uint32_t barrier, uint32_t bytes)
 {
-    asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(
-                     barrier),
+    asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;" ::"r"(barrier),
                  "r"(bytes)
                  : "memory");
 }
@@ -54,21 +53,6 @@ static __device__ __forceinline__ void cluster_copy(uint32_t to, const void *fro
     asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
                  "[%0], [%1], %2, [%3];" ::"r"(to),
                  "r"(shared_address(from)), "r"(bytes), "r"(barrier)
-                 : "memory");
-}
-
-/* mbarrier_wait() for arrivals of both blocks. */
-static __device__ __forceinline__ void cluster_wait(uint64_t *barrier, uint32_t parity)
-{
-    asm volatile("{\n"
-                 ".reg .pred done;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-                 "@done bra finished;\n"
-                 "bra again;\n"
-                 "finished:\n"
-                 "}" ::"r"(shared_address(barrier)),
-                 "r"(parity)
                  : "memory");
 }
 

@@ -33,6 +33,7 @@ static __device__ __forceinline__ void clear_output(const struct fkda_recurrence
 {
     for (int64_t i = threadIdx.x; i < 16 * (int64_t)w->length; i += THREADS)
         *(uint4 *)(w->out + i / 16 * r->out.stride_t + 8 * (i % 16)) = make_uint4(0, 0, 0, 0);
+    __syncwarp(); /* lanes left the loop apart */
 }
 
 /* Starts the copies of a chunk's rows of one tensor, both halves of its channels. */
