@@ -10,7 +10,7 @@ pytest.importorskip("fla", reason="flash-linear-attention (fla-core) is not inst
 
 import torch
 from fla_driver import make_inputs, ratio, reference, run
-from on_gpu import DEVICE
+from on_gpu import DEVICE, KERNELS
 
 ACCEPTED = "[FLA Backend] fla.ops.kda.chunk.chunk_kda -> flash_kda"
 BOUND = 0.006  # FLA's own acceptance: RMS(error) / RMS(reference)
@@ -42,7 +42,7 @@ def test_chunk_kda_dispatches_to_us(B, T, H, cu, path):
     result = run(on_device(inputs), state_v_first=True)
     assert result["error"] is None
     assert result["calls"] == ["fwd"]
-    assert result["kernel"].startswith(f"cuda/{path}/")
+    assert result["kernel"].startswith(KERNELS[path])
     assert ACCEPTED in result["log"]
     out, final = reference(inputs)
     assert ratio(result["out"].cpu(), out) < BOUND

@@ -61,15 +61,29 @@ static __device__ __forceinline__ void sum_gates(float G[8][4], float total[4],
 #pragma unroll
     for (int d = 0; d < 4; d++)
         total[d] = 0.0f;
+    /* twice four tokens, as in make_rows() */
+#pragma unroll 1
+    for (int turn = 0; turn < 2; turn++) {
+        float next[4][4];
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        float raw[4];
-        unpack(raw, *(const uint2 *)(rows + (piece ^ 16 * i) + 128 * i));
-        const float scale = 8 * warp + i < count ? bound : 0.0f; /* no gate past the end */
+        for (int i = 0; i < 4; i++) {
+            float raw[4];
+            unpack(raw, *(const uint2 *)(rows + (piece ^ 16 * i) + 128 * i));
+            /* no gate past the end */
+            const float scale = 8 * warp + 4 * turn + i < count ? bound : 0.0f;
 #pragma unroll
-        for (int d = 0; d < 4; d++) {
-            total[d] += scale * rcp_approx(1.0f + ex2_approx(slope * raw[d] + o[d]));
-            G[i][d] = total[d];
+            for (int d = 0; d < 4; d++) {
+                total[d] += scale * rcp_approx(1.0f + ex2_approx(slope * raw[d] + o[d]));
+                next[i][d] = total[d];
+            }
+        }
+        piece ^= 64;
+        rows += 512;
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            if (turn > 0)
+                G[i / 4][i % 4] = G[i / 4 + 4][i % 4];
+            G[i / 4 + 4][i % 4] = next[i / 4][i % 4];
         }
     }
 }
