@@ -112,15 +112,15 @@ double fkda_cuda_predict_sm90_us(int64_t T, int64_t N, int64_t HV, int num_sms, 
            costs->join_us * join + 2 * costs->launch_us;
 }
 
-/* The length of `later` segments behind a first one with which all SMs are busy until the end: pairs
- * without a first segment in the last round walk the others in rounds of their own meanwhile. */
+/* The length of `later` segments behind a first one with which all SMs are busy until the end:
+ * pairs without a first segment in the last round walk the others in rounds of their own
+ * meanwhile. */
 static double balanced_length(int64_t chunks, int64_t chains, int64_t later, int64_t pairs,
                               const struct fkda_segment_costs *costs)
 {
     const double beside = (double)divide_up(later * chains, pairs - chains % pairs);
     const double starts = (beside - 1) * costs->start_us / costs->pair_us;
-    return ((double)chunks - starts) /
-           ((double)later + beside * costs->later_us / costs->pair_us);
+    return ((double)chunks - starts) / ((double)later + beside * costs->later_us / costs->pair_us);
 }
 
 struct fkda_cut fkda_cuda_choose_cut(int64_t T, int64_t N, int64_t HV, int num_sms,

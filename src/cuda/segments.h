@@ -9,14 +9,14 @@ enum {
     MOST_BLOCK_ITEMS = 8 /* sequences that one block takes after another */
 };
 
-/* A sequence is cut into a first segment of `first` chunks and others of `chunks`, so that few heads
- * fill the device. Those others are walked twice, and meanwhile the first one can be longer: at
- * least `lead` = first / chunks times. Numbers count pieces of `chunks` chunks: the first segment of
- * sequence n has the numbers base(n) .. base(n) + lead - 1, the others one each from there on, where
- * base is n per_sequence, or for varlen cu_seqlens[n] / (32 chunks) + n. Images are there for
- * `slots` numbers from lead - 1 on, the first segment's at base(n) of them: those of states, fp32
- * [slots][HV][V, 128], for each segment; those of outputs, [slots][HV][chunks], for each chunk of
- * the segments but the first:
+/* A sequence is cut into a first segment of `first` chunks and others of `chunks`, so that few
+ * heads fill the device. Those others are walked twice, and meanwhile the first one can be longer:
+ * lead = first / chunks times, rounded down. Numbers count pieces of `chunks` chunks: the first
+ * segment of sequence n has the numbers base(n) .. base(n) + lead - 1, the others one each from
+ * there on, where base is n per_sequence, or for varlen cu_seqlens[n] / (32 chunks) + n. Images are
+ * there for `slots` numbers from lead - 1 on, so that base(n) is the slot of a first segment: those
+ * of states, fp32 [slots][HV][V, 128], for each segment; those of outputs, [slots][HV][chunks], for
+ * each chunk of the segments but the first:
  *
  *     response  [32 tokens][128 rows of the identity] fp16, each 16 rows times a power of two that
  *               they share; the 16-byte pieces of a token permuted by token % 8, so that ldmatrix

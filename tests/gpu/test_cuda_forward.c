@@ -127,9 +127,9 @@ static void make_device_args(struct call *call)
 static void choose_path(const char *kernel)
 {
     setenv("FLASH_KDA_CUDA_PATH",
-           strncmp(kernel, "cuda/sm80/", 10) == 0           ? "sm80"
+           strncmp(kernel, "cuda/sm80/", 10) == 0          ? "sm80"
            : strncmp(kernel, "cuda/sm90/forward", 17) == 0 ? "sm90-forward"
-                                                            : "sm90",
+                                                           : "sm90",
            1);
 }
 

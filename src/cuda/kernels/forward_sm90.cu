@@ -159,8 +159,9 @@ static __device__ __forceinline__ void prepare_chunks(const struct fkda_forward_
         {
             const int piece = 16 * (lane % 16 / 2) + 8 * (lane % 2);
             float G[8][4], sums[4];
-            sum_gates(G, sums, s->offset[preparer], raw->rows[lane / 16][2 * CHUNK + 8 * warp], piece,
-                      s->heads[x.item].slope, a->prepare.lower_bound_log2, count, warp, lane);
+            sum_gates(G, sums, s->offset[preparer], raw->rows[lane / 16][2 * CHUNK + 8 * warp],
+                      piece, s->heads[x.item].slope, a->prepare.lower_bound_log2, count, warp,
+                      lane);
             *(float4 *)&shop->totals[warp][4 * lane] =
                 make_float4(sums[0], sums[1], sums[2], sums[3]);
             if (at.chunk >= RING) /* the state warps have left the place */

@@ -18,7 +18,7 @@
 #include "cuda/tile/segment_map.cuh"
 
 enum {
-    PLACES = 4, /* chunk c is in place c % PLACES of both blocks; block c % 2 makes it */
+    PLACES = 4,    /* chunk c is in place c % PLACES of both blocks; block c % 2 makes it */
     SOLVER = MAP_V /* the prepare warp that makes T and sends chunks: it fetches no raw rows */
 };
 static_assert(PLACES == 2 * PREPARERS, "a prepare warpgroup has a place of its own");
@@ -175,8 +175,8 @@ struct post {
     enum rows kind;
 };
 
-/* Where v of a chunk lies until it is in registers, one half of the value channels, and which use of
- * that place it is, by parity. */
+/* Where v of a chunk lies until it is in registers, one half of the value channels, and which use
+ * of that place it is, by parity. */
 static __device__ __forceinline__ int values_place(const struct post *p, int chunk)
 {
     return p->kind == OUT ? chunk % 2 : p->group;
@@ -237,8 +237,8 @@ static __device__ __forceinline__ char *first_target(const struct fkda_forward_s
     return (char *)(w->out + row_of_lane(lane) * a->recurrence.out.stride_t + 8 * piece);
 }
 
-/* What walk_chunk() has left: its rows in shared memory, but of FORCED. Returns where the next chunk's
- * go. */
+/* Stores a chunk's rows that have been turned, of the first `live` tokens. Returns where those of
+ * the next chunk go. */
 static __device__ __forceinline__ char *store_rows(const struct fkda_forward_sm90_args *a,
                                                    const struct post *p, char *to, const char *from,
                                                    int live, int lane)
@@ -260,7 +260,7 @@ static __device__ __forceinline__ void walk_states(const struct fkda_forward_sm9
 {
     const struct head *const w = &s->head;
     const int self = rederive(threadIdx.x), group = shared_by_lanes(threadIdx.x / ROLE_THREADS);
-    const enum rows kind = (enum rows)shared_by_lanes(w->rows);
+    enum rows kind = (enum rows)shared_by_lanes(w->rows);
     const struct post p = {shared_by_lanes(w->chunks),
                            shared_by_lanes(w->length),
                            group,
@@ -302,9 +302,6 @@ static __device__ __forceinline__ void walk_states(const struct fkda_forward_sm9
     }
     for (int at = 0; at < p.chunks; at++) {
         const int thread = rederive(self), lane = thread % 32;
-        /* loaded anew: from a register that outlives the loop the compiler would not know that the
-         * warp stays together */
-        const enum rows kind = (enum rows)shared_by_lanes(w->rows);
         const int place = at % PLACES, phase = at / PLACES % 2;
         const int next = at + 1, more = next < p.chunks;
         const struct chunk *chunk = &s->chunks[place];
@@ -340,6 +337,9 @@ static __device__ __forceinline__ void walk_states(const struct fkda_forward_sm9
         needs = needs_scale(&x, v, next % RESCALE_CHUNKS == 0 || !a->prepare.qk_l2norm, target);
         if (kind != RESPONSE && more)
             mbarrier_arrive_warp(&s->v_empty[from], lane);
+        /* loaded anew: of a register that outlives the loop the compiler does not know that its
+         * lanes are the same, and then that the warp stays together */
+        const enum rows again = (enum rows)shared_by_lanes(w->rows);
         end_turn(&x);
         __syncwarp();
         if (lane == 0)
@@ -358,10 +358,10 @@ static __device__ __forceinline__ void walk_states(const struct fkda_forward_sm9
         if (kind == RESPONSE && lane == 0)
             w->exponent[at * EXPONENTS + 4 * group + p.warp] = exponent;
         __syncwarp(); /* one lane was alone */
+        kind = again;
     }
     if (kind != FORCED && p.chunks > 0)
-        store_rows(a, &p, to, staging,
-                   kind == OUT ? p.length - CHUNK * (p.chunks - 1) : (int)CHUNK,
+        store_rows(a, &p, to, staging, kind == OUT ? p.length - CHUNK * (p.chunks - 1) : (int)CHUNK,
                    rederive(self) % 32);
     const int thread = rederive(self);
     const int row = HALF_K * p.half + 16 * p.warp + thread % 32 / 4, t = thread % 4;

@@ -124,10 +124,10 @@ static __device__ __forceinline__ void tensor_copy_4d(void *shared, const void *
 static __device__ __forceinline__ void tensor_prefetch_4d(const void *map, int x, int y, int z,
                                                           int w)
 {
-    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(
-                     map),
-                 "r"(x), "r"(y), "r"(z), "r"(w)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map),
+        "r"(x), "r"(y), "r"(z), "r"(w)
+        : "memory");
 }
 
 /* Copies bytes that lie together, both ends and their number multiples of 16. */

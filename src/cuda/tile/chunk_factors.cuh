@@ -61,7 +61,7 @@ static __device__ __forceinline__ void sum_gates(float G[8][4], float total[4],
 #pragma unroll
     for (int d = 0; d < 4; d++)
         total[d] = 0.0f;
-    /* twice four tokens, as in make_rows() */
+        /* twice four tokens, as in make_rows() */
 #pragma unroll 1
     for (int turn = 0; turn < 2; turn++) {
         float next[4][4];

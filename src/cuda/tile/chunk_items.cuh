@@ -1,4 +1,4 @@
-/* chunk_items.cuh: what blocks of the fused Hopper kernels work on, and the copies that bring it. */
+/* chunk_items.cuh: what blocks of the fused Hopper kernels work on, and copies that bring it. */
 #ifndef FKDA_TILE_CHUNK_ITEMS_CUH
 #define FKDA_TILE_CHUNK_ITEMS_CUH
 
@@ -71,8 +71,8 @@ static __device__ __forceinline__ uint32_t load_chunk_beta(const struct fkda_pre
 /* What is above the diagonals of P and T stays zero. By all threads of a block. */
 static __device__ __forceinline__ void clear_triangles(struct chunk *chunk)
 {
-    for (int i = threadIdx.x;
-         i < (int)(sizeof(struct chunk) - offsetof(struct chunk, p)) / 16; i += THREADS)
+    for (int i = threadIdx.x; i < (int)(sizeof(struct chunk) - offsetof(struct chunk, p)) / 16;
+         i += THREADS)
         ((uint4 *)chunk->p)[i] = make_uint4(0, 0, 0, 0);
 }
 

@@ -56,12 +56,12 @@ static __device__ __forceinline__ void read_state(struct turn *x, struct walker 
     wgmma_commit();
 }
 
-/* R' and U', then starts what is left of O' and S <- S + U' Kr. Waits for T b by `solved`, unless it is
- * known to be there. */
+/* R' and U', then starts what is left of O' and S <- S + U' Kr. Waits for T b by `solved`, unless
+ * it is known to be there. */
 static __device__ __forceinline__ void update_state(struct turn *x, struct walker *w,
-                                                   const uint32_t v[4][2],
-                                                   const struct chunk *chunk, uint64_t *solved,
-                                                   int phase, int is_solved)
+                                                    const uint32_t v[4][2],
+                                                    const struct chunk *chunk, uint64_t *solved,
+                                                    int phase, int is_solved)
 {
     wgmma_wait(1);
     wgmma_pin_f32(x->u, 16);
