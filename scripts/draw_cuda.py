@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Draws the figures of docs/cuda.md: the data flow, and the recurrence kernel's shared memory.
+"""Draws the figures of docs/cuda.md: the data flow and the recurrence kernel's shared memory of path
+sm80, the pairs of blocks of path sm90.
 
     python3 scripts/draw_cuda.py [--check]
 
-Every size is read from src/cuda/tile_image.h. --check writes nothing and fails where a figure in
+Every size of path sm80 is read from src/cuda/tile_image.h. --check writes nothing and fails where a figure in
 docs/img is another than the one that would be drawn.
 """
 
@@ -18,6 +19,7 @@ FOLDER = ROOT / "docs" / "img"
 
 GLOBAL, SHARED, REGISTERS, WORK = "#dbe7f5", "#fbe3c0", "#d7ecd4", "#f4f4f4"
 VALUES = "#f3c98b"  # v, in shared memory too
+SENT = "#fdf3e1"  # in shared memory, brought by the other block
 INK, PALE = "#24292f", "#6e7781"
 
 
@@ -217,13 +219,53 @@ def draw_memory(size):
     return d.end()
 
 
+def draw_pairs(_size):
+    d = Drawing(980, 420, "Two blocks of a cluster share the preparation of chunks")
+    d.text(20, 30, "pairs: a chunk is prepared by one block and walked by both", 15, anchor="start",
+           bold=True)  # fmt: skip
+    d.legend(592, 18)
+    places = range(4)
+    for block, top in ((0, 52), (1, 240)):
+        chunks, channels = (("0, 2, 4, ...", "0 .. 63"), ("1, 3, 5, ...", "64 .. 127"))[block]
+        d.box(180, top, 620, 140, [], WORK)
+        d.text(192, top + 20, f"block {block}", anchor="start", bold=True)
+        d.box(20, top + 30, 130, 80, ["q, k, g, b", f"chunks {chunks}"], GLOBAL)
+        d.arrow((150, top + 70), (196, top + 70))
+        d.box(198, top + 30, 150, 80, ["prepare warps", "factors, A, P, T b"], REGISTERS)
+        d.arrow((348, top + 70), (398, top + 70))
+        for place in places:
+            own = place % 2 == block
+            lines = [str(place), "made" if own else "sent"]
+            d.box(400 + 48 * place, top + 38, 44, 64, lines, SHARED if own else SENT)
+        d.text(610, top + 128, "places for chunks", 12, PALE, anchor="start")
+        d.arrow((590, top + 70), (628, top + 70))
+        d.box(630, top + 30, 150, 80, ["state warps", "S in accumulators"], REGISTERS)
+        d.arrow((780, top + 70), (828, top + 70))
+        d.box(830, top + 30, 130, 80, ["rows of out", f"channels {channels}"], GLOBAL)
+    for place in places:
+        x, ends = 422 + 48 * place, (154, 276)
+        d.arrow(*((x, y) for y in (ends if place % 2 == 0 else ends[::-1])), dashed=True)
+    d.text(610, 220, "bulk copies from shared to shared memory, 37 KB a chunk", 12, PALE,
+           anchor="start")  # fmt: skip
+    d.text(20, 406, "Of a later segment each block walks all channels: block 0 from a zero state "
+           "(FORCED), block 1 from the identity (RESPONSE).", 12, PALE, anchor="start")  # fmt: skip
+    return d.end()
+
+
+FIGURES = {
+    "cuda-data-flow.svg": draw_flow,
+    "cuda-shared-memory.svg": draw_memory,
+    "cuda-pairs.svg": draw_pairs,
+}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     options = parser.parse_args()
     size = read_sizes(HEADER.read_text())
-    for name, draw in (("cuda-data-flow.svg", draw_flow), ("cuda-shared-memory.svg", draw_memory)):
+    for name, draw in FIGURES.items():
         path, text = options.folder / name, draw(size)
         if not options.check:
             path.write_text(text)

@@ -8,8 +8,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import draw_cuda  # noqa: E402
 
-FIGURES = ["cuda-data-flow.svg", "cuda-shared-memory.svg"]
-
 
 def main(monkeypatch, *arguments):
     monkeypatch.setattr(sys, "argv", ["draw_cuda.py", *map(str, arguments)])
@@ -19,7 +17,7 @@ def main(monkeypatch, *arguments):
 def test_figures_are_those_of_the_header(monkeypatch):
     main(monkeypatch, "--check")
     text = (draw_cuda.ROOT / "docs" / "cuda.md").read_text()
-    assert all(f"(img/{name})" in text for name in FIGURES)
+    assert all(f"(img/{name})" in text for name in draw_cuda.FIGURES)
 
 
 @pytest.mark.parametrize("name", ["STAGES", "VALUE_BYTES", "IMAGE_BYTES", "IMAGE_P"])
