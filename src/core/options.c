@@ -121,5 +121,6 @@ fkda_status fkda_read_cuda_path(enum fkda_cuda_path *path, struct fkda_reason re
         }
     }
     return fkda_fail(reason, FKDA_ERROR_INVALID_ARGUMENT,
-                     "FLASH_KDA_CUDA_PATH: '%.60s', wanted auto, sm80, sm90 or sm90-forward", value);
+                     "FLASH_KDA_CUDA_PATH: '%.60s', wanted auto, sm80, sm90 or sm90-forward",
+                     value);
 }

@@ -62,8 +62,8 @@ def test_the_faster_path_is_taken(hopper, T, H, kernel):
 
 @pytest.mark.parametrize("regime", ["trained", "random"])
 def test_first_segments_of_many_heads(hopper, regime):
-    """Of 66 pairs of multiprocessors 32 have a first segment, more than half of the sequence, and the
-    others walk the rest twice."""
+    """Of 66 pairs of multiprocessors 32 have a first segment, more than half of the sequence, and
+    the others walk the rest twice."""
     call = shared(3200, 32, regime=regime, initial=F32)
     check(call, bounds=regime, cut=slice(0, 16))
     run(call)

@@ -213,7 +213,7 @@ def test_info_says_why_there_is_no_device():
 def test_a_wrong_path_is_named(cupy, monkeypatch):
     """By every call on CUDA and by info; the CPU goes on."""
     monkeypatch.setenv("FLASH_KDA_CUDA_PATH", "sm_90")
-    wrong = "FLASH_KDA_CUDA_PATH: 'sm_90', wanted auto, sm80 or sm90"
+    wrong = "FLASH_KDA_CUDA_PATH: 'sm_90', wanted auto, sm80, sm90 or sm90-forward"
     with pytest.raises(ValueError, match=wrong) if HAVE_CUDA else expected_refusal():
         flash_kda.fwd(*call(as_library("cupy")))
     with pytest.raises(ValueError, match=wrong):
