@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Draws the figures of docs/cuda.md: the data flow and the recurrence kernel's shared memory of path
-sm80, the pairs of blocks of path sm90.
+"""Draws the figures of docs/cuda.md: the data flow and the recurrence kernel's shared memory of
+path sm80, the pairs of blocks of path sm90.
 
     python3 scripts/draw_cuda.py [--check]
 
-Every size of path sm80 is read from src/cuda/tile_image.h. --check writes nothing and fails where a figure in
-docs/img is another than the one that would be drawn.
+Every size of path sm80 is read from src/cuda/tile_image.h. --check writes nothing and fails where
+a figure in docs/img is another than the one that would be drawn.
 """
 
 import argparse

@@ -160,7 +160,7 @@ BOUNDS_SM90 = {
 
 def bounds_of(name, kernel=None):
     """For the kernel of a report, or for the path that the test asks for."""
-    sm90 = kernel.startswith("cuda/sm90/") if kernel else path() == "sm90"
+    sm90 = kernel.startswith("cuda/sm90/") if kernel else path().startswith("sm90")
     return (BOUNDS_SM90 if sm90 else BOUNDS_SM80)[name]
 
 

@@ -7,8 +7,18 @@ import re
 import pytest
 import torch
 from inputs import BF16, F32, bits, make, rms_ratio, same_bits, shared, yardstick
-from on_gpu import CUT_TOKENS, INPUTS, bounds_of, check, equal, is_split, moved, on_cpu, on_device
-from on_gpu import run
+from on_gpu import (
+    CUT_TOKENS,
+    INPUTS,
+    bounds_of,
+    check,
+    equal,
+    is_split,
+    moved,
+    on_cpu,
+    on_device,
+    run,
+)
 
 import flash_kda
 
