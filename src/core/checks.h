@@ -73,7 +73,7 @@ enum fkda_cuda_path {
     FKDA_CUDA_PATH_AUTO,
     FKDA_CUDA_PATH_SM80,
     FKDA_CUDA_PATH_SM90,
-    FKDA_CUDA_PATH_SM90_FORWARD /* sm90 by the kernel `forward` alone, however few chains there are */
+    FKDA_CUDA_PATH_SM90_FORWARD /* sm90, by the kernel `forward` alone */
 };
 
 const char *fkda_cuda_path_name(enum fkda_cuda_path path); /* "auto", "sm80", ... */
