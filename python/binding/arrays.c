@@ -31,8 +31,10 @@ int fkda_init_array_reader(struct fkda_array_reader *reader)
 
 int fkda_visit_array_reader(struct fkda_array_reader *reader, visitproc visit, void *arg)
 {
-    for (int i = 0; i < FKDA_ARRAY_TYPES; i++)
+    for (int i = 0; i < FKDA_ARRAY_TYPES; i++) {
         Py_VISIT(reader->types[i].type);
+        Py_VISIT(reader->types[i].requires_grad);
+    }
     Py_VISIT(reader->is_grad_enabled);
     Py_VISIT(reader->increment_version);
     Py_VISIT(reader->numpy_bfloat16);
@@ -41,8 +43,10 @@ int fkda_visit_array_reader(struct fkda_array_reader *reader, visitproc visit, v
 
 void fkda_clear_array_reader(struct fkda_array_reader *reader)
 {
-    for (int i = 0; i < FKDA_ARRAY_TYPES; i++)
+    for (int i = 0; i < FKDA_ARRAY_TYPES; i++) {
         Py_CLEAR(reader->types[i].type);
+        Py_CLEAR(reader->types[i].requires_grad);
+    }
     Py_CLEAR(reader->is_grad_enabled);
     Py_CLEAR(reader->increment_version);
     Py_CLEAR(reader->numpy_bfloat16);
@@ -100,6 +104,21 @@ static bool has_own_dispatch(PyObject *type, PyObject *torch_tensor)
     return differs;
 }
 
+/* An attribute that is computed answers for a type with itself, one that is stored or a property of
+ * Python with something that has no use here. */
+static void find_requires_grad(struct fkda_array_type *found, PyObject *type, PyObject *name)
+{
+    PyObject *descriptor = PyObject_GetAttr(type, name);
+    PyErr_Clear();
+    if (descriptor && PyObject_TypeCheck(descriptor, &PyGetSetDescr_Type)) {
+        found->get_requires_grad =
+            (descrgetfunc)PyType_GetSlot(Py_TYPE(descriptor), Py_tp_descr_get);
+        found->requires_grad = descriptor;
+    } else {
+        Py_XDECREF(descriptor);
+    }
+}
+
 static struct fkda_array_type *learn_type(struct fkda_array_reader *reader, PyObject *type)
 {
     struct fkda_array_type found = {.table = find_table(type),
@@ -108,6 +127,7 @@ static struct fkda_array_type *learn_type(struct fkda_array_reader *reader, PyOb
     if (torch_tensor && is_subclass_of(type, torch_tensor)) {
         found.torch = true;
         found.dispatches = has_own_dispatch(type, torch_tensor);
+        find_requires_grad(&found, type, reader->name_requires_grad);
         if (!reader->is_grad_enabled)
             reader->is_grad_enabled = find_loaded("torch", "is_grad_enabled");
         if (!reader->increment_version) /* what torch.autograd.graph.increment_version calls */
@@ -127,11 +147,12 @@ static struct fkda_array_type *learn_type(struct fkda_array_reader *reader, PyOb
 
     struct fkda_array_type *entry = &reader->types[reader->next];
     reader->next = (reader->next + 1) % FKDA_ARRAY_TYPES;
-    PyObject *old = entry->type;
+    const struct fkda_array_type old = *entry;
     Py_INCREF(type);
     found.type = type;
     *entry = found;
-    Py_XDECREF(old);
+    Py_XDECREF(old.type);
+    Py_XDECREF(old.requires_grad);
     return entry;
 }
 
@@ -479,7 +500,8 @@ static int read_through_interface(struct fkda_array_reader *reader, PyObject *ob
 }
 
 /* -1 if the argument wants a gradient that this library cannot give. */
-static int refuse_gradient(struct fkda_array_call *call, PyObject *object, const char *name)
+static int refuse_gradient(struct fkda_array_call *call, const struct fkda_array_type *type,
+                           PyObject *object, const char *name)
 {
     if (call->grad_enabled < 0) {
         PyObject *is_grad_enabled = call->reader->is_grad_enabled;
@@ -489,9 +511,12 @@ static int refuse_gradient(struct fkda_array_call *call, PyObject *object, const
         call->grad_enabled = enabled == Py_True;
         Py_XDECREF(enabled);
     }
-    if (!call->grad_enabled)
+    if (!call->grad_enabled || object == call->asked)
         return 0;
-    PyObject *wanted = PyObject_GetAttr(object, call->reader->name_requires_grad);
+    call->asked = object;
+    PyObject *wanted = type->requires_grad
+                           ? type->get_requires_grad(type->requires_grad, object, type->type)
+                           : PyObject_GetAttr(object, call->reader->name_requires_grad);
     if (!wanted)
         return -1;
     Py_DECREF(wanted);
@@ -547,7 +572,7 @@ int fkda_read_array(struct fkda_array_call *call, PyObject *object, const char *
     result->torch = type.torch;
     if (type.dispatches)
         return 1;
-    if (type.torch && refuse_gradient(call, object, name) != 0)
+    if (type.torch && refuse_gradient(call, &type, object, name) != 0)
         return -1;
     if (type.masked) {
         PyErr_Format(PyExc_ValueError,

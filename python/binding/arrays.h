@@ -18,6 +18,10 @@ struct fkda_array_type {
     bool numpy;                        /* numpy.ndarray or a subclass */
     bool ndarray;                      /* numpy.ndarray itself */
     bool masked;                       /* numpy.ma.MaskedArray or a subclass */
+    /* of torch: the type's attribute requires_grad, owned, and how to ask it for a tensor's without
+     * another look for it; NULL: not one to be asked like that */
+    PyObject *requires_grad;
+    descrgetfunc get_requires_grad;
 };
 
 /* A call sees one or two types, a process a handful; further ones replace the oldest. */
@@ -42,6 +46,7 @@ void fkda_clear_array_reader(struct fkda_array_reader *reader);
 struct fkda_array_call {
     struct fkda_array_reader *reader;
     int grad_enabled; /* of torch on this thread; -1: not asked yet */
+    PyObject *asked;  /* borrowed: the last tensor that was, one may come twice in a row */
 };
 
 /* One tensor as the library wants it, and where it lives. */
