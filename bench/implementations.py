@@ -39,6 +39,15 @@ def fwd_arguments(inputs, out, final_state):
     return (*leading, i.initial_state, final_state, i.cu_seqlens)
 
 
+# How the kernels of a path are named.
+KERNELS = {
+    "auto": "cuda/",
+    "sm80": "cuda/sm80/",
+    "sm90": "cuda/sm90/",
+    "sm90-forward": "cuda/sm90/forward_",
+}
+
+
 class Ours:
     name = f"flash_kda {flash_kda.__version__}"
 
@@ -51,7 +60,7 @@ class Ours:
 
     def bind(self, inputs):
         self.calls_before = (flash_kda.last_report() or {}).get("num_calls", 0)
-        self.device = "cuda/" if inputs.q.is_cuda else "cpu/"
+        self.wanted = KERNELS[self.path] if inputs.q.is_cuda else "cpu/"
         outputs = new_outputs(inputs)
         arguments = fwd_arguments(inputs, *outputs)
         options = {}
@@ -69,11 +78,8 @@ class Ours:
     def kernel(self):
         """What the library says it ran in the last call of this thread, one made since bind."""
         report = flash_kda.last_report()
-        wanted = self.device
-        if self.device == "cuda/" and self.path != "auto":
-            wanted += self.path + "/"
-        if report["num_calls"] <= self.calls_before or not report["kernel"].startswith(wanted):
-            raise RuntimeError(f"the timed call ran elsewhere, wanted {wanted}: {report}")
+        if report["num_calls"] <= self.calls_before or not report["kernel"].startswith(self.wanted):
+            raise RuntimeError(f"the timed call ran elsewhere, wanted {self.wanted}: {report}")
         return report["kernel"]
 
     def note(self):

@@ -26,7 +26,7 @@ def add_options(parser):
         "--path",
         nargs="+",
         default=["auto"],
-        choices=["auto", "sm80", "sm90"],
+        choices=["auto", "sm80", "sm90", "sm90-forward"],
         help="this package's kernels; auto: what a user gets",
     )
     parser.add_argument("--quick", action="store_true", help="fewer samples, no second timing")
@@ -60,7 +60,8 @@ def measure_own(clock, ours, inputs, options):
         clock.warm_up(call)
         found["no_workspace_ms"] = records.summarize(clock.samples_ms(call, count))["median_ms"]
         found["note"] = ours.note()
-    same = Ours(found["kernel"].split("/")[1] if inputs.q.is_cuda else ours.path)
+    chosen = ours.path == "auto" and inputs.q.is_cuda
+    same = Ours(found["kernel"].split("/")[1] if chosen else ours.path)
     with same.chosen():
         return found | {"path": ours.path} | measure_error(same, inputs)
 
