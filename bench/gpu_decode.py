@@ -95,7 +95,7 @@ class OurDecode:
 
     def bind(self, problem, pool):
         self.calls_before = (flash_kda.last_report() or {}).get("num_calls", 0)
-        self.device = "cuda/" if pool.is_cuda else "cpu/"
+        self.wanted = "cuda/" if pool.is_cuda else "cpu/"
         i, rows = problem.inputs, problem.rows.values()
         arguments = (*rows, i.scale, problem.out, i.A_log, i.dt_bias, i.lower_bound, pool)
         options = {}
