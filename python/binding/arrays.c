@@ -572,7 +572,7 @@ int fkda_read_array(struct fkda_array_call *call, PyObject *object, const char *
     result->torch = type.torch;
     if (type.dispatches)
         return 1;
-    if (type.torch && use != FKDA_ARRAY_SCRATCH && refuse_gradient(call, &type, object, name) != 0)
+    if (type.torch && refuse_gradient(call, &type, object, name) != 0)
         return -1;
     if (type.masked) {
         PyErr_Format(PyExc_ValueError,
@@ -581,7 +581,7 @@ int fkda_read_array(struct fkda_array_call *call, PyObject *object, const char *
                      name);
         return -1;
     }
-    const bool written = use != FKDA_ARRAY_READ;
+    const bool written = use == FKDA_ARRAY_WRITTEN;
     int failed = 1;
     if (type.table)
         failed = read_through_table(&type, object, name, result);

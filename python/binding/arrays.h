@@ -61,9 +61,8 @@ struct fkda_array {
 };
 
 enum fkda_array_use {
-    FKDA_ARRAY_READ,    /* its memory may be read-only */
-    FKDA_ARRAY_WRITTEN, /* its memory must be writable */
-    FKDA_ARRAY_SCRATCH  /* that too, and its values are nobody's: gradients say nothing of them */
+    FKDA_ARRAY_READ,   /* its memory may be read-only */
+    FKDA_ARRAY_WRITTEN /* its memory must be writable */
 };
 
 /* Reads `object`, the argument called `name`. Returns 0, or -1 with an exception set, or 1 when

@@ -214,10 +214,9 @@ static int check_dtype(const struct fkda_bound_call *call, const struct fkda_par
 static int bind_tensor(struct fkda_bound_call *call, const struct fkda_parameter *parameter,
                        PyObject *object)
 {
-    bool written = parameter->kind == OUTPUT || parameter->kind == OPTIONAL_OUTPUT;
-    enum fkda_array_use use = parameter->kind == WORKSPACE ? FKDA_ARRAY_SCRATCH
-                              : written                    ? FKDA_ARRAY_WRITTEN
-                                                           : FKDA_ARRAY_READ;
+    bool written = parameter->kind == OUTPUT || parameter->kind == OPTIONAL_OUTPUT ||
+                   parameter->kind == WORKSPACE;
+    enum fkda_array_use use = written ? FKDA_ARRAY_WRITTEN : FKDA_ARRAY_READ;
     struct fkda_array array;
     int result = fkda_read_array(&call->arrays, object, parameter->name, use, &array);
     if (array.owner)
