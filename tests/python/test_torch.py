@@ -222,10 +222,34 @@ def test_gradients_are_refused(name, function):
         assert not torch.isnan(call["out"]).any()
 
 
-def test_gradients_are_refused_in_a_leaf_that_is_written():
+@pytest.mark.parametrize("name", ["out", "workspace"])
+def test_gradients_are_refused_in_a_leaf_that_is_written(name):
     call = make_call()
-    call["out"] = call["out"].requires_grad_()
-    with pytest.raises(RuntimeError, match="out: requires_grad"):
+    call["workspace"] = torch.zeros(flash_kda.get_workspace_size(20, 2) // 4 + 1)
+    call[name] = call[name].requires_grad_()
+    with pytest.raises(RuntimeError, match=f"{name}: requires_grad"):
+        flash_kda.fwd(**call)
+
+
+class WantsGradient(torch.Tensor):
+    """A subclass that answers for requires_grad itself."""
+
+    requires_grad = property(lambda tensor: True)
+
+
+def test_a_subclass_may_answer_for_its_gradients():
+    call = make_call()
+    call["k"] = call["k"].as_subclass(WantsGradient)
+    with pytest.raises(RuntimeError, match="k: requires_grad"):
+        flash_kda.fwd(**call)
+
+
+def test_a_tensor_that_comes_twice_is_asked_for_its_gradient():
+    call = make_call()
+    call["final_state"] = call["initial_state"]
+    flash_kda.fwd(**call)
+    call["final_state"].requires_grad_()
+    with pytest.raises(RuntimeError, match="initial_state: requires_grad"):
         flash_kda.fwd(**call)
 
 
@@ -352,6 +376,9 @@ def test_a_call_counts_as_a_write(name, call_it):
     """Autograd must notice that what it saved has changed."""
     call = make_call(T=1 if name == "decode" else 20)
     written = {"out", "final_state"}
+    if name == "fwd" and call_it != "operator":
+        call["workspace"] = torch.zeros(flash_kda.get_workspace_size(20, 2) // 4 + 1)
+        written.add("workspace")
     if name == "decode":
         call["state"] = call.pop("initial_state")
         del call["final_state"]
